@@ -41,7 +41,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 	  echo "edgefl: needs Python 3.11 or newer; '$(PYTHON)' is" \
 	       "$$($(PYTHON) -V 2>/dev/null || echo 'not there')." \
 	       "Name another: make PYTHON=python3.12" >&2; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV) # without python3-venv, Debian makes one without pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -81,7 +81,7 @@ soak: $(STAMP)
 
 # Flower asks for rich below 15 and typer below 0.21, so it has no place beside what constraints.txt pins.
 flower:
-	test -x $(FLOWER)/python || $(PYTHON) -m venv .venv-flower
+	test -x $(FLOWER)/pip || $(PYTHON) -m venv .venv-flower
 	grep -vE '^(rich|typer)==' constraints.txt > .venv-flower/constraints.txt
 	$(FLOWER)/python -m pip install --quiet --disable-pip-version-check -c .venv-flower/constraints.txt \
 	  -e '.[dev,flower]'

@@ -22,6 +22,7 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
+from msgspec.structs import replace
 
 from edgefl import programs
 from edgefl.devices import load_network
@@ -67,7 +68,7 @@ def printed(phones: list[programs.Phone], throttle: str) -> tuple[list[list[floa
 def row(name: str, errors: list[float], result: programs.ProgramsResult) -> tuple[object, ...]:
     for reason in result.reasons:
         print(f"{name}: {reason}", file=sys.stderr)
-    own = percent(result.median_abs_error, 2), percent(result.p95_abs_error, 2)
+    own = percent(result.held.median_abs_error, 2), percent(result.held.p95_abs_error, 2)
     ends = (percent(end, 2) for end in (min(errors), max(errors)))
     median = percent(statistics.median(map(abs, errors)), 2)
     return name, median, *ends, *own, "VALID" if result.valid else "INVALID"
@@ -92,7 +93,10 @@ def transfer(
         share=given.share, connects={28080: f"127.0.0.1:{port}"},
     )  # fmt: skip
     found, result = printed([phone] * given.phones, given.throttle)
-    link = Link(load_network(network), np.random.default_rng(0))
+    profile = load_network(network)
+    # `edgefl exec` applies the mean rate
+    down, up = replace(profile.down, rate_cv=0.0), replace(profile.up, rate_cv=0.0)
+    link = Link(replace(profile, down=down, up=up), np.random.default_rng(0))
     round_trip_s = (link.network.down.delay_ms + link.network.up.delay_ms) / 1e3
     errors = []
     for took_s, request, header, body in found:

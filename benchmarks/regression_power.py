@@ -2,8 +2,8 @@
 
 The measured function (the step) trains a perceptron with 784, 128 and 10 units on 10 batches of 32 examples
 with SGD. Each run is measured in a real measuring process and compared with a baseline of the unchanged step,
-as in `pytest --edgefl-compare`. A process serves three runs and computes at the host's full speed. There are
-three kinds of runs:
+as in `pytest --edgefl-compare --edgefl-timed`. A process serves three runs and computes at the host's full
+speed. There are three kinds of runs:
 
     unchanged           the step as it is; any alarm is false
     time +10%           11 batches instead of 10
@@ -88,16 +88,19 @@ class Bench:
 
     def save(self) -> None:
         """Measure the unchanged step as the baseline. Raises `Invalid` if the measurement is unreliable."""
-        with contextlib.closing(Session(SessionOptions(save=True))) as session:
+        with contextlib.closing(Session(SessionOptions(save=True, timed=True))) as session:
             device = self._device(session)
-            entry = device.entry(device.run(training_step, setup=prepared))
+            result = device.run(training_step, setup=prepared)
+            entry, counted = device.entry(result), device.counted_entry(result)
+        assert entry is not None
+        assert counted is not None
         path = baseline.path_of(self.file)
-        baseline.save(path, [entry])
+        baseline.save(path, [entry], [counted])
         self.before = baseline.load(path)[entry.key]
 
     def runs(self, kinds: Sequence[Kind]) -> Iterator[dict[str, Any]]:
         """Run each kind once, all in one session with its own measuring process."""
-        with contextlib.closing(Session(SessionOptions(compare=True))) as session:
+        with contextlib.closing(Session(SessionOptions(compare=True, timed=True))) as session:
             for kind in kinds:
                 yield self._run(session, kind)
 
@@ -110,6 +113,7 @@ class Bench:
         assert self.before is not None
         began = time.monotonic()
         row: dict[str, Any] = {"kind": kind.name}
+        session.compared.clear()  # each run is a test of its own, without another device
         try:
             device = self._device(session)
             result = device.run(training_step, setup=prepared, **kind.arguments)
@@ -117,7 +121,7 @@ class Bench:
             before = self.before.samples
             for one in verdict.compare(before, baseline.samples(result.measured)):
                 row[one.metric] = [one.shift if one.before else 0.0, one.p]
-            found = device.verdict(result, before._replace(flop=math.inf))
+            found = device.verdict(result, result.measured, before._replace(flop=math.inf))
             result.require(found)
         except NotMet:
             row["outcome"] = "ALARM" if set(found.grew).intersection(kind.metrics) else "OTHER"

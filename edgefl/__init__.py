@@ -191,12 +191,12 @@ def sweep(
             raise ConfigError("seeds and fleets: give only one of them; each fleet has its own seed")
     given_seeds = range(1, 4 if fleets is None else fleets + 1) if seeds is None else _values("seeds", seeds)
     numbers = [whole("seeds", seed, 0) for seed in given_seeds]
-    given, home = objects.opened(experiment)
-    silent = not sys.stderr.isatty() if quiet is None else quiet
     if grid is not None and not isinstance(grid, Mapping):
         raise ConfigError(f"grid: must map keys to lists of values, got {grid!r}")
     for name in grid or ():
         require("grid", name, isinstance(name, str), "keyed by strings, such as 'training.lr'")
+    given, home = objects.opened(experiment, grid or ())
+    silent = not sys.stderr.isatty() if quiet is None else quiet
     choices = {key: _values(f"grid {key!r}", values) for key, values in (grid or {}).items()}
     for what, value, replacing in (
         ("strategy", strategy, {"strategy", "strategy.name"} if isinstance(strategy, str) else {"strategy"}),
@@ -208,7 +208,14 @@ def sweep(
             raise ConfigError(f"{what}: has no effect, because the grid replaces it (grid {key!r})")
     kinds = [each for each in choices.get("strategy", []) if not isinstance(each, Mapping)]
     named = objects.name_objects(
-        given, home, strategy=strategy, model=model, data=data, partition=partition, strategies=kinds
+        given,
+        home,
+        strategy=strategy,
+        model=model,
+        data=data,
+        partition=partition,
+        strategies=kinds,
+        grid=choices,
     )
     tables = iter(named.strategies)
     if "strategy" in choices:

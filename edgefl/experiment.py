@@ -343,7 +343,8 @@ class Privacy(Settings, frozen=True, kw_only=True):
     """Maximum number of updates of each client that are applied. If it is not set, there is no limit. With
     local noise, it limits the number of trips that a client starts."""
     min_separation: Count = 1
-    """Minimum number of versions between two applied updates of the same client."""
+    """Minimum distance, in versions, between two applied updates of the same client. With 1, they may be in
+    consecutive versions."""
     delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-7
     """δ of the reported (ε, δ). Choose it far below 1 divided by the number of clients, because even
     publishing the data of one client with probability δ satisfies (0, δ)-differential privacy."""
@@ -406,7 +407,7 @@ class Stop(Settings, frozen=True, kw_only=True):
     that of ``metric`` or, if ``metric`` is not given, of the accuracy (of the loss if the task has no
     accuracy)."""
     min_improvement: NonNegative = 0.0
-    """Smallest change from the best evaluation so far that counts as an improvement."""
+    """An evaluation is an improvement only if it is better than the best one so far by more than this."""
 
     @property
     def measured(self) -> bool:

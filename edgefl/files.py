@@ -54,8 +54,10 @@ def replace(path: Path, pieces: Iterable[bytes | memoryview]) -> Path:
     If OSError is raised, the file has either all of its old content or all of the new. A device, a pipe or an
     open file of a process (``/dev/stdout``) is written to instead.
 
-    >>> import tempfile; folder = Path(tempfile.mkdtemp())
-    >>> replace(folder / "a.txt", [b"one ", b"two"]).read_text(), [path.name for path in folder.iterdir()]
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = replace(Path(folder) / "a.txt", [b"one ", b"two"])
+    ...     path.read_text(), os.listdir(folder)
     ('one two', ['a.txt'])
     """
     if not is_replaceable(path):
@@ -158,15 +160,18 @@ def create_secret(path: Path, size: int) -> None:
 def read_secret(path: Path, size: int) -> bytes:
     """Return the content of a file made by `create_secret`.
 
-    Raises FileNotFoundError if there is no file, and `ConfigError` if it cannot be read, for example because
-    it is another user's.
+    Raises FileNotFoundError if there is no file, and `ConfigError` if it has another length or cannot be
+    read, for example because it is another user's.
     """
     try:
-        return read(path, size)
+        found = read(path, size)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(found) < size:
+        raise ConfigError(f"{path}: is damaged: it has {len(found)} bytes, not {size}")
+    return found
 
 
 def make_folder(folder: Path) -> None:

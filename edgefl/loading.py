@@ -14,9 +14,10 @@ import hashlib
 import importlib
 import importlib.machinery
 import importlib.util
+import inspect
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,17 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
         raise
     except (Exception, SystemExit) as error:  # SystemExit would end the command silently
         raise ConfigError(f"{key}: {name!r} raised {described(error)}") from error
+
+
+def signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
+    """Return the signature of a function or class, like `inspect.signature`, but evaluate no annotations.
+
+    Python 3.14 and newer would evaluate them, although a module may import a type only for type checkers.
+    """
+    how: dict[str, Any] = {}
+    if sys.version_info >= (3, 14):
+        how["annotation_format"] = importlib.import_module("annotationlib").Format.FORWARDREF
+    return inspect.signature(function, follow_wrapped=follow_wrapped, **how)
 
 
 def own_code(tables: Mapping[str, Any], prefix: str = "") -> list[str]:
@@ -217,6 +229,12 @@ def _forget_other_folder(top: str) -> None:
         return
     importlib.invalidate_caches()
     found = importlib.machinery.PathFinder.find_spec(top)
-    if found is not None and found.origin is not None and Path(found.origin) != Path(origin):
+    if found is not None and found.origin is not None and _place(found.origin) != _place(origin):
         for name in [name for name in sys.modules if name == top or name.startswith(top + ".")]:
             del sys.modules[name]
+
+
+def _place(file: str) -> tuple[str, str]:
+    """Return a file's folder, without symbolic links, and its name; a folder may have several paths."""
+    folder, name = os.path.split(file)
+    return os.path.realpath(folder), name

@@ -14,11 +14,18 @@ import inspect
 import itertools
 import shutil
 import sys
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
+
+if "wrapper" not in inspect.signature(pytest.hookimpl).parameters:
+    raise pytest.UsageError(
+        "edgefl's plugin needs pluggy 1.2 or newer; upgrade pytest and pluggy, or leave the plugin out with "
+        "-p no:edgefl.pytest_plugin"
+    )
 
 if TYPE_CHECKING:
     from edgefl.regression.checkout import Base
@@ -38,10 +45,13 @@ ABORTED: dict[int, str] = {
 }
 """Maps each exit status of a session that ended before all of its tests had run to a phrase for messages."""
 NEEDS_LINUX = "edgefl needs Linux"
+REPLACED = "a fixture of your own with this name replaces edgefl's, so the test has no device; rename yours"
 RERUN = "rerun"
 """Outcome of a failed attempt in the report of pytest-rerunfailures, which runs the test once more."""
 RESULTS = ("against", "json", "report")
 """Options that publish results even if no test ran on a device."""
+MAX_VALUE = 200
+"""Maximum length of a parameter's value in the name of a test, in characters."""
 _MARK = (
     "edge_device(*profiles, repetitions=15, network=None, time_scale=1, limit_s=120, seconds=, peak_mib=, "
     "sent_mib=, joules=, end='middle', tolerance=0, counted='python', like='interpreter'): run the test "
@@ -124,15 +134,29 @@ def _base(config: pytest.Config) -> Base | None:
 
 
 def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str, obj: object) -> None:
-    if isinstance(obj, staticmethod):
-        obj = obj.__func__
     # Check the type first: some objects, such as `unittest.mock.call`, have every attribute. A mark of a
     # module applies only to the module's tests, not to its other functions.
-    if not (inspect.isfunction(obj) and collector.istestfunction(obj, name)):
+    function = _function_of(obj)
+    if function is None or not collector.istestfunction(function, name):
         return
-    marks = getattr(obj, "pytestmark", [])
+    marks = _listed(getattr(function, "pytestmark", []))
     if any(mark.name == "edge_device" for mark in marks) or collector.get_closest_marker("edge_device"):
-        pytest.mark.usefixtures(ITSELF)(obj)
+        pytest.mark.usefixtures(ITSELF)(function)
+
+
+def _function_of(obj: object) -> FunctionType | None:
+    """Return a function, or that of a static method or class method; None for any other object."""
+    try:
+        if isinstance(obj, staticmethod | classmethod):
+            obj = obj.__func__
+        return obj if inspect.isfunction(obj) else None
+    except Exception:  # a lazy object, such as Django's settings, may be unable to tell its class
+        return None
+
+
+def _listed(marks: Any) -> Sequence[Any]:
+    """Return the value of an attribute ``pytestmark``, which may be a single mark, as a sequence."""
+    return marks if isinstance(marks, list | tuple) else [marks]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -179,14 +203,12 @@ def _require_one_mark(definition: pytest.Item) -> None:
 def _own_marks(node: Any) -> list[pytest.Mark]:
     """Return the edge_device marks of the node itself, excluding those that a class inherits."""
     own = vars(node.obj).get("pytestmark", []) if isinstance(node, pytest.Class) else node.own_markers
-    marks: list[Any] = [
-        getattr(one, "mark", one) for one in (own if isinstance(own, list | tuple) else [own])
-    ]
+    marks: list[Any] = [getattr(one, "mark", one) for one in _listed(own)]
     return [mark for mark in marks if mark.name == "edge_device"]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that has the mark but no device, because it would pass without being measured.
+    """Fail a test that has a mark without effect, because it would pass without being measured as marked.
 
     Where nothing can be measured, skip all tests on devices.
     """
@@ -195,7 +217,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
         return
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    if FIXTURE in given or ITSELF in given:
+    marks = item.callspec.marks if hasattr(item, "callspec") else []  # those of values of parameters
+    late = any(mark.name == "edge_device" for mark in marks)
+    if (FIXTURE in given or ITSELF in given) and not late:
         return
     import unittest
 
@@ -205,17 +229,28 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     pytest.fail(f"edge_device: {why}", pytrace=False)
 
 
-@pytest.hookimpl(wrapper=True, specname="pytest_runtest_setup")
-def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, object, object]:
+# With ``wrapper=True``, this function would be in the traceback of each fixture that fails, in any project.
+@pytest.hookimpl(hookwrapper=True, specname="pytest_runtest_setup")
+def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, Any, None]:
     """Fail or skip a test if a fixture ran a function on the device and the result could not be judged."""
+    if _ROWS in item.stash:  # this is a rerun
+        item.stash[_ROWS] = []
+    outcome = yield
+    errors = sys.modules.get("edgefl.errors")
+    if errors is None or not isinstance(outcome.exception, errors.Invalid):
+        return
+    why = str(outcome.exception)
+    if (device := item.stash.get(_DEVICE, None)) is not None:
+        import msgspec
+
+        from edgefl.regression.table import rows
+
+        device.session.tell("")
+        item.stash[_ROWS] = msgspec.to_builtins(rows(device, item.nodeid, "", why, None))
     try:
-        return (yield)
-    except Exception as error:
-        errors = sys.modules.get("edgefl.errors")
-        if errors is None or not isinstance(error, errors.Invalid):
-            raise
-        why = str(error)
-    _end_unjudged(item.config, why)
+        _end_unjudged(item.config, why)
+    except BaseException as ended:
+        outcome.force_exception(ended)
 
 
 def _end_unjudged(config: pytest.Config, why: str) -> NoReturn:
@@ -229,7 +264,7 @@ def _end_unjudged(config: pytest.Config, why: str) -> NoReturn:
 @pytest.fixture
 def edge_device(request: pytest.FixtureRequest) -> EdgeDevice:
     """A device named in the test's mark; ``edge_device.run(function, …)`` runs a function on it."""
-    if not hasattr(request, "param"):
+    if not hasattr(request, "param") or _mark_of(request.node) is None:
         which = 'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")'
         pytest.fail(which, pytrace=False)
     return _make(request, request.param)
@@ -266,6 +301,8 @@ def _make(request: pytest.FixtureRequest, options: MarkOptions) -> EdgeDevice:
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     device = pyfuncitem.stash.get(_DEVICE, None)
     if device is None:
+        if pyfuncitem.get_closest_marker("edge_device") is not None:
+            pytest.fail(f"edge_device: {REPLACED}", pytrace=False)
         return (yield)
     import msgspec
 
@@ -308,8 +345,10 @@ def pytest_pyfunc_call_on_device(pyfuncitem: pytest.Function) -> object:
     device: EdgeDevice | None = given.get(ITSELF)
     if device is None:
         return None
+    from edgefl.loading import signature
+
     function = pyfuncitem.stash[_FUNCTION]
-    names = inspect.signature(function).parameters
+    names = signature(function).parameters
     arguments = {name: given[name] for name in names if name in given}
     device.run_call(function, None, (), arguments, pyfuncitem.cls)
     return True
@@ -338,7 +377,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any]]:
     """Return the rows of one phase of a test: setup, call or teardown."""
-    rows = item.stash.get(_ROWS, []) if report.when == "call" else []
+    rows = item.stash.get(_ROWS, []) if report.when != "teardown" else []
     if report.skipped and hasattr(report, "wasxfail"):
         return [{**row, "expected": True} for row in rows]
     failed_on_device = report.failed and sys.platform == "linux" and _on_device(item)
@@ -349,8 +388,10 @@ def _rows_of(item: pytest.Item, report: pytest.TestReport) -> list[dict[str, Any
 
 
 def _on_device(item: pytest.Item) -> bool:
-    marked = item.get_closest_marker("edge_device") is not None
-    return marked or (isinstance(item, pytest.Function) and FIXTURE in item.fixturenames)
+    if item.get_closest_marker("edge_device") is not None:
+        return True
+    fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}
+    return FIXTURE in fixtures and fixtures[FIXTURE][-1].func.__module__ == __name__
 
 
 def _error_row(item: pytest.Item, report: pytest.TestReport) -> dict[str, Any]:
@@ -388,8 +429,17 @@ def _reason(report: pytest.TestReport | pytest.CollectReport) -> str:
 
 def _label(nodeid: str, params: Mapping[str, object]) -> str:
     """Return a test's name without its device, but with its other parameters."""
-    others = [f"{name}={value!r}" for name, value in params.items() if name not in (FIXTURE, ITSELF)]
+    others = [f"{name}={_text(value)}" for name, value in params.items() if name not in (FIXTURE, ITSELF)]
     return f"{nodeid.partition('[')[0]} {','.join(others)}".strip()
+
+
+def _text(value: object) -> str:
+    """Return a parameter's value as text; a long text is cut off."""
+    try:
+        text = repr(value)
+    except Exception as error:
+        text = f"<{type(value).__name__} whose repr() raises {type(error).__name__}>"
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"
 
 
 def _short_name(profile: str) -> str:

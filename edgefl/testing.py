@@ -404,8 +404,8 @@ def check_strategy(strategy: Strategy, clients: int = 12, versions: int = 30, se
     The strategy must reach ``versions`` versions without stalling, use only updates that it holds, release
     each task at most once, never give two tasks to one client, let at most `Strategy.max_training` clients
     train at the same time, hold at most `Strategy.max_held` updates, and do exactly the same when the same
-    events are replayed. Returns the run. Raises `AssertionError` if the strategy breaks a rule, and
-    `ConfigError` if it is not a `Strategy` object or if a method that is called before a run, such as
+    events are replayed. Returns the run. Raises `AssertionError` or `RunError` if the strategy breaks a rule,
+    and `ConfigError` if it is not a `Strategy` object or if a method that is called before a run, such as
     `Strategy.max_held`, returns a value for which `edgefl run` would refuse the strategy.
 
     >>> from edgefl.strategies.fedbuff import FedBuff

@@ -27,13 +27,14 @@ _DEEP_KEY = re.compile(rf"(?<![A-Za-z0-9_-])(?:{_PART}){{{DEEPEST}}}")
 _AT = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, most_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """Read the TOML file at ``path`` and return its content as plain data.
 
-    Raises `ConfigError` if the file cannot be read, is longer than 1 MiB, is not UTF-8 or is not TOML.
+    Raises `ConfigError` if the file cannot be read, is longer than ``most_bytes``, is not UTF-8 or is not
+    TOML.
     """
     try:
-        raw = read_file(path, MAX_BYTES)
+        raw = read_file(path, most_bytes)
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except IsADirectoryError:

@@ -38,6 +38,10 @@ class Fault(ConfigError):
         super().__init__(text)
         self.key = key
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make `pickle` use the constructor: `multiprocessing` passes exceptions between processes."""
+        return type(self), (self.key, str(self))
+
 
 def require(what: str, given: object, fits: bool, allowed: str) -> None:
     """Raise `ConfigError` if a function's argument is invalid, that is, if ``fits`` is False.

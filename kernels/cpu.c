@@ -48,6 +48,13 @@ static int halves_vectors(void)
     if (!__get_cpuid(0, &a, &b, &c, &d) || b != signature_AMD_ebx || !__get_cpuid(1, &a, &b, &c, &d)) return 0;
     return (a >> 8 & 0xf) + (a >> 20 & 0xff) == 0x19;
 }
+
+/* __builtin_cpu_supports("f16c") is an error before GCC 11 and in older versions of Clang. */
+static int has_f16c(void)
+{
+    unsigned a, b, c, d;
+    return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 #endif
 
 static void detect(void)
@@ -60,7 +67,7 @@ static void detect(void)
         usable[i++] = &isa_zen4;
         if (halves_vectors()) usable[0] = &isa_zen4, usable[1] = &isa_avx512;
     }
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
         usable[i++] = &isa_avx2;
 #endif
     usable[i] = &isa_generic;

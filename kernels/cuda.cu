@@ -30,6 +30,7 @@ thread_local char message[200];
         const cudaError_t error = (call);                                                                    \
         if (error != cudaSuccess) {                                                                          \
             snprintf(message, sizeof message, "%s: %s", #call, cudaGetErrorString(error));                   \
+            (void)cudaGetLastError(); /* otherwise the next call's first launch would return this error */   \
             return -1;                                                                                       \
         }                                                                                                    \
     } while (0)

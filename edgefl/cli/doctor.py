@@ -73,7 +73,7 @@ def _cores() -> Iterator[Check]:
     found, quota = f"{usable} usable of {os.cpu_count()}", cpu_quota()
     problem = "clients, server and evaluator share one core" if usable == 1 else ""
     if quota is not None and quota < usable:
-        found, problem = f"{found}, quota {quota:.2g}", "a CPU quota makes the emulation slower"
+        found, problem = f"{found}, quota {quota:.3g}", "a CPU quota makes the emulation slower"
     yield Check("cores", found, problem)
 
 
@@ -131,8 +131,10 @@ def _calibration() -> Iterator[Check]:
 
 
 def _processes() -> Iterator[Check]:
-    if hasattr(os, "memfd_create"):
-        os.close(os.memfd_create("edgefl-doctor"))
+    from edgefl.parameters.buffer import memory_file
+
+    if (memory := memory_file()) is not None:
+        os.close(memory)
         yield Check("memfd", "works")
     else:
         yield Check("memfd", "none", "the parameter buffer falls back to an unlinked file")

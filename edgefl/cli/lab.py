@@ -154,7 +154,11 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
         write_text(file, json.dumps(result, indent=2) + "\n")
         pictures = [file.with_suffix(ending) for ending in PICTURES if draws]
         if pictures:
-            module.draw(result, pictures)
+            import matplotlib
+
+            # The user may have set it, but LaTeX may be missing.
+            with matplotlib.rc_context({"text.usetex": False}):
+                module.draw(result, pictures)
         say(f"wrote {', '.join(map(str, [file, *pictures]))}", err=True)
     return result
 
@@ -329,6 +333,8 @@ def chaos(
     if len(findings.kills) < kills and not failpoints:
         why = "the runs end too soon, or have no process of the kinds in --only"
         raise RunError(f"{file}: only {len(findings.kills)} of {kills} kills were made: {why}")
+    if failpoints and not findings.kills:
+        raise RunError(f"{file}: no process was killed, because no run reached one of these failpoints")
     return 0
 
 

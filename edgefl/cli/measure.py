@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from importlib.util import find_spec
 from pathlib import Path
@@ -37,6 +38,7 @@ def measure(
     edgefl profiles fit turns the result into a profile. The measuring program is a single file that
     needs only Python 3.8 and torch: see docs/measure.md.
     """
+    from edgefl.devices.imports import profile_names
     from edgefl.measure import remote
 
     for option, value in (("--ssh", ssh), ("--python", python)):
@@ -59,7 +61,9 @@ def measure(
     except ConfigError:  # print the result, so that minutes of measurement are not lost
         say(text, end="")
         raise
-    say(f"wrote {out}; next: edgefl profiles fit {out} --out {out.with_suffix('.toml')}")
+    (name,) = profile_names([out.stem])
+    command = ["edgefl", "profiles", "fit", str(out), "--out", str(out.with_name(f"{name}.toml"))]
+    say(f"wrote {out}; next: {shlex.join(command)}")
 
 
 def calibrate(

@@ -115,6 +115,8 @@ def join(
         load_device(device)
     if workers is not None and workers > MAX_PROCESSES:
         raise ConfigError(f"--workers: must be at most {MAX_PROCESSES}, got {workers}")
+    if workers is not None and device:
+        raise ConfigError("--workers: has no effect with --device, which makes this host a single client")
     if as_is and not device:
         raise ConfigError(
             "--as-is: needs --device NAME, the profile that this host's times are compared with"

@@ -200,10 +200,12 @@ def _joules(found: Energy | None) -> dict[str, float | None]:
 
 def _energies(found: Sequence[_Found]) -> list[str]:
     """Return one line with the energies that are known, or no line if none is known."""
+    from edgefl.results.tables import number
+
     known = [
-        f"{one.device} {one.energy.total_j:.3g} J ({one.energy.low_j:.2g} to {one.energy.high_j:.2g})"
+        f"{one.device} {number(energy.total_j)} J ({number(energy.low_j, 2)} to {number(energy.high_j, 2)})"
         for one in found
-        if one.energy is not None
+        if (energy := one.energy) is not None
     ]
     return [f"energy by the profile's currents, 90% interval: {', '.join(known)}"] if known else []
 

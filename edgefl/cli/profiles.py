@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from edgefl.devices.profiles import Kind
     from edgefl.devices.schema import Device, Profile
+    from edgefl.devices.time_model import TimeModel
 
 
 FORMATS = "bouquetfl, devtools, fedscale, mahimahi, power-profile, webpagetest"
@@ -57,7 +58,7 @@ class Search(NamedTuple):
         """Return a device's sort key. Devices whose value is unknown come last."""
         from edgefl.devices.time_model import FEMNIST_STEP
 
-        model = device.time_model() if self.sort == "step" else None
+        model = _usual(device) if self.sort == "step" else None
         figures = {
             "year": device.year,
             "ram": device.memory and device.memory.ram_mib,
@@ -437,13 +438,23 @@ def _devices_table(devices: Sequence[Device]) -> RenderableType:
 
     rows = []
     for device in devices:
-        model = device.time_model()
+        model = _usual(device)
         step_s = None if model is None else model.seconds(FEMNIST_STEP)
         ram = device.memory.ram_mib if device.memory else None
         known = (device.kind, device.year, step_s, ram, device.app_limit_mib, device.network)
         rows.append((device.id, *known, device.name))
     heads = ("device", "class", ">year", ">training step, s", ">RAM, MiB", ">per app, MiB", "network", "name")
     return table(heads, rows, caption=f"Training step: {STEP}. Per app: memory that an app gets.", spare=(7,))
+
+
+def _usual(device: Device, runtime: str | None = None) -> TimeModel | None:
+    """Return the time model of the median device, as `edgefl predict` uses it.
+
+    Return None if only a delay model sets the time.
+    """
+    from edgefl.devices.prediction import time_model
+
+    return None if device.time_model() is None else time_model(device, runtime)
 
 
 def _bundled() -> dict[str, Kind]:
@@ -503,8 +514,8 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
     from edgefl.results.tables import table
 
     trained = [name for name in device.runtime if name != TFLITE]
-    models = {name: device.time_model(name) for name in trained} or {"one rate": device.time_model()}
-    used = device.time_model()
+    models = {name: _usual(device, name) for name in trained} or {"one rate": _usual(device)}
+    used = _usual(device)
     rows = []
     for name, model in sorted(models.items(), key=lambda item: (item[1] != used, item[0])):
         if model is not None:

@@ -83,7 +83,8 @@ def execute(
         str, typer.Option(metavar="auto|cgroup|watch|off", help="Mechanism that limits memory.")
     ] = "auto",
     churn: Annotated[
-        str | None, typer.Option(metavar="ON,OFF", help="Mean seconds online and offline, alternating.")
+        str | None,
+        typer.Option(metavar="ON,OFF", help="Mean emulated seconds online and offline, alternating."),
     ] = None,
     leave: Annotated[
         str | None,
@@ -132,7 +133,8 @@ def execute(
         out=out,
         descriptors=inherited,
     )
-    if not quiet and like is None and share is None and any(phone.like == "interpreter" for phone in phones):
+    guessed = like is None and share is None and throttle != "off"
+    if not quiet and guessed and any(phone.like == "interpreter" for phone in phones):
         torch = "if it trains with torch, add --like torch:MODEL or --like torch"
         say(f"edgefl: the program runs at the phone's speed in interpreted code; {torch}", err=True)
     if not quiet and network is not None and not connect:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib.util import find_spec
@@ -115,15 +115,19 @@ def read_experiment(
     seed: int | None,
     *,
     on_nodes: bool,
+    grid: Collection[str] = (),
 ) -> Experiment:
     """Load the experiment that a command runs. If nodes cannot use its ``server.transport``, print a warning.
 
-    Raises `ConfigError` for an experiment that is invalid or cannot run on nodes.
+    For ``grid``, see `config.load`. Raises `ConfigError` for an experiment that is invalid or cannot run on
+    nodes.
     """
     from edgefl import config
 
     transport = "wire" if on_nodes else None
-    found = config.load(file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport)
+    found = config.load(
+        file, set_ or (), seed=seed, clock=clock, unset=unset or (), transport=transport, grid=grid
+    )
     if on_nodes:
         from edgefl.hosts import nodes
 

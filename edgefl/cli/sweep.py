@@ -96,7 +96,7 @@ def sweep(
     if clock is not None and (key := next((key for key in ("clock", "clock.kind") if key in choices), None)):
         raise ConfigError(f"--clock {clock}: has no effect, because --grid {key} replaces it")
     numbers = seeds_of("1..3" if seeds is None else seeds) if fleets is None else [*range(1, fleets + 1)]
-    experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None)
+    experiment = read_experiment(file, set_, None, clock, None, on_nodes=ray is not None, grid=choices)
     base, folder = file.parent.absolute(), out or Path("runs") / f"{experiment.name}-sweep"
 
     from edgefl.hosts.nodes import on_nodes

@@ -16,6 +16,7 @@ from edgefl.experiment import (
     Privacy,
     Secure,
     Stop,
+    Training,
 )
 from edgefl.validation import Fault, join, shown, wrong
 
@@ -93,6 +94,25 @@ def _check_training(found: Experiment) -> None:
     if training.device != "cpu" and found.clock.kind == "wall":
         rule = "'cpu' if clock.kind = 'wall' (clients are paced by their CPU time)"
         raise wrong("training.device", rule, training.device)
+    if training.function is not None and training.function.startswith("flower:"):
+        _check_flower(found)
+
+
+def _check_flower(found: Experiment) -> None:
+    """Raise a `Fault` for a key that a Flower app, which loads its own examples, cannot obey."""
+    attackers = found.fleet.attackers
+    for key, given in (
+        ("fleet.attackers.kind", attackers is not None and attackers.kind == "label-flip"),
+        ("data.growth", found.data.growth is not None),
+        ("data.client_test_fraction", found.data.client_test_fraction > 0.0),
+    ):
+        if given:
+            raise _at(key, "has no effect on a Flower app (training.function), which loads its own examples")
+    for name in ("momentum", "weight_decay", "lr_normalization"):
+        if (got := getattr(found.training, name)) != getattr(Training(), name):
+            raise _at(
+                f"training.{name}", f"is not sent to a Flower app (training.function), got {shown(got)}"
+            )
 
 
 def _check_growth(found: Experiment) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ ONE_OF: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
     for name in names
 }
 """Mutually exclusive keys: if a later source, such as ``--set``, sets one of them, the others are removed."""
+RECORDED_BYTES = 64 << 20
+"""Maximum size of a file that a run wrote; a strategy from Python may have a number for each client."""
 RETIRED = {"durability": "memory", "partial_sums": False}
 """Keys that ``[server]`` no longer has, each with the value that a file of an earlier version may contain."""
 
@@ -40,12 +42,15 @@ def load(
     unset: Iterable[str] = (),
     transport: str | None = None,
     recorded: bool = False,
+    grid: Collection[str] = (),
 ) -> Experiment:
     """Load the experiment from the TOML file at ``path``, and apply ``overrides`` (``a.b=v``).
 
     ``seed`` and ``clock`` take precedence over the overrides. Keys in ``unset`` are removed from the file's
     tables first. If ``strategy.name`` is overridden, fields of the file's strategy that the new strategy
     lacks are dropped and listed on standard error. ``transport`` is the default for ``server.transport``.
+    ``grid`` contains the keys that a grid will replace: if ``fleet.devices`` is one of them, a network that
+    is not set remains the default, so that each fleet file of the grid has its own networks.
 
     If ``recorded``, the file was written by a run. Its `RETIRED` keys are then ignored, and so is
     ``every_versions`` if the file sets another evaluation interval too. Files that were moved together with
@@ -57,7 +62,7 @@ def load(
     allowed values.
     """
     path = Path(path)
-    tables = toml.read(path)
+    tables = toml.read(path, RECORDED_BYTES if recorded else toml.MAX_BYTES)
     for key in unset:
         _unset(tables, key, path)
     if recorded:
@@ -72,7 +77,11 @@ def load(
         if transport is not None:
             server.setdefault("transport", transport)
     given = {"--seed": (("seed",), seed), "--clock": (("clock", "kind"), clock)}
-    return _changed(tables, overrides, path.parent, str(path), given)
+    found = _changed(tables, overrides, path.parent, str(path), given)
+    if "fleet.devices" in grid and "network" not in tables["fleet"]:
+        fleet = msgspec.structs.replace(found.fleet, network="wifi")
+        found = msgspec.structs.replace(found, fleet=fleet)
+    return found
 
 
 def change(
@@ -87,7 +96,11 @@ def change(
     >>> change(plain, ["training.lr=0.5"]).training.lr
     0.5
     """
-    tables = plain(validate(experiment, base))
+    overrides = [*overrides]
+    tables, fleet = plain(validate(experiment, base)), plain(experiment)["fleet"]
+    of_file = isinstance(fleet["devices"], str) and fleet.get("network", "wifi") == "wifi"
+    if of_file and any(text.startswith("fleet.devices=") for text in overrides):
+        tables["fleet"]["network"] = "wifi"  # the networks of this fleet file are for its own devices
     return _changed(tables, overrides, Path(base), "the experiment", {}, option, complete=True)
 
 
@@ -225,7 +238,8 @@ def _found(path: str, base: Path) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Convert structs to dicts without None values, tuples to lists, and numpy scalars to Python numbers."""
+    """Convert structs to dicts without None values, tuples to lists, and scalars of numpy or torch, which
+    include arrays without dimensions, to Python values."""
     if isinstance(value, msgspec.Struct):
         fields = {name: getattr(value, name) for name in value.__struct_fields__}
         return {name: plain(item) for name, item in fields.items() if item is not None}
@@ -233,6 +247,8 @@ def plain(value: Any) -> Any:
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
+    if getattr(value, "ndim", None) == 0:
+        value = value.item()
     if isinstance(value, (bool, str)) or not isinstance(value, numbers.Real):
         return value
     return int(value) if isinstance(value, numbers.Integral) else float(value)

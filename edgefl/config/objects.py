@@ -11,7 +11,7 @@ import contextlib
 import dataclasses
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +21,13 @@ from edgefl.config import config
 from edgefl.errors import ConfigError
 from edgefl.experiment import Experiment
 from edgefl.files import DATA_FILES
+from edgefl.loading import INSTALLED, own_code
 from edgefl.strategies import Strategy, names
+
+_KEYS_OF_FILES = (
+    "fleet", "fleet.devices", "fleet.network", "fleet.availability", "data", "data.path", "data.labels",
+)  # fmt: skip
+"""Keys whose values may contain paths relative to the experiment's file."""
 
 
 class Reference(NamedTuple):
@@ -44,15 +50,16 @@ class Named(NamedTuple):
     """The experiment's table ``strategy`` for each additional strategy of a grid."""
 
 
-def opened(experiment: object) -> tuple[Experiment, Path | None]:
+def opened(experiment: object, grid: Collection[str] = ()) -> tuple[Experiment, Path | None]:
     """Return an experiment and the folder of its file; the folder is None if no file was given.
 
-    Raises `ConfigError` for a file that is missing or invalid, and for anything other than an experiment.
+    For ``grid``, see `config.load`. Raises `ConfigError` for a file that is missing or invalid, and for
+    anything other than an experiment.
     """
     if isinstance(experiment, Experiment):
         return experiment, None
     if isinstance(experiment, str | Path):
-        return config.load(experiment), Path(experiment).absolute().parent
+        return config.load(experiment, grid=grid), Path(experiment).absolute().parent
     got = type(experiment).__name__
     raise ConfigError(f"experiment: must be an Experiment or the path of a TOML file, got a {got}")
 
@@ -65,15 +72,21 @@ def name_objects(
     model: Any = None,
     data: Any = None,
     partition: Any = None,
-    strategies: Iterable[Any] = (),
+    strategies: Collection[Any] = (),
+    grid: Mapping[str, Collection[Any]] = {},
 ) -> Named:
     """Return the experiment with importable names of the given objects; ``home`` is the folder of its file.
 
     ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
     a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies
-    of a grid. Each may also be a name, as in an experiment's file. Raises `ConfigError` for an object that
-    other processes cannot import.
+    of the ``grid``. Each may also be a name, as in an experiment's file. If neither the file nor such a name
+    refers to code of the user, and no value of the grid to code or a file, modules are imported from the
+    folder of an object instead of ``home``. Raises `ConfigError` for an object that other processes cannot
+    import.
     """
+    words = [each for each in (strategy, model, data, partition, *strategies) if isinstance(each, str)]
+    beside = any(":" in word for word in words) or _refers_beside(grid)
+    keeps_home = home is not None and (beside or own_code(config.plain(experiment)))
     arrays = None if callable(data) or isinstance(data, str) else data
     found: list[Reference] = []
     for value, key, table, field in (
@@ -87,15 +100,25 @@ def name_objects(
             name = value if isinstance(value, str) else found[-1].name
             experiment = _replaced(experiment, table, **{field: name})
     chosen = [_strategy(strategy)] if strategy is not None else []
-    grid = [_strategy(each) for each in strategies]
+    others = [_strategy(each) for each in strategies]
     if chosen:
         experiment = msgspec.structs.replace(experiment, strategy=chosen[0][0])
-    found += [refers for _, refers in (*chosen, *grid) if refers is not None]
+    found += [refers for _, refers in (*chosen, *others) if refers is not None]
     here = Path.cwd().resolve()
-    base = home or next((refers.folder for refers in found if refers.folder != here), here)
+    folders = [refers.folder for refers in found if refers.folder != here]
+    base = home or next(iter(folders), here)
+    if home is not None and not keeps_home:
+        base = next((folder for folder in folders if folder.name not in INSTALLED), home)
     elsewhere = [refers for refers in found if refers.folder not in (here, base)]
     trusted = tuple(dict.fromkeys(refers.name.partition(":")[0].partition(".")[0] for refers in elsewhere))
-    return Named(experiment, base, trusted, arrays, tuple(table for table, _ in grid))
+    return Named(experiment, base, trusted, arrays, tuple(table for table, _ in others))
+
+
+def _refers_beside(grid: Mapping[str, Collection[Any]]) -> bool:
+    """Return True if a value of a grid may refer to code or to a file beside the experiment's file."""
+    return any(
+        key in _KEYS_OF_FILES or own_code({key: value}) for key, values in grid.items() for value in values
+    )
 
 
 def reference(value: Any, key: str) -> Reference:
@@ -123,7 +146,7 @@ def reference(value: Any, key: str) -> Reference:
     if getattr(holder, name, None) is not value:
         raise ConfigError(f"{key}: {module}.{name} now refers to another object; {advice}")
     file = getattr(holder, "__file__", None)
-    if module == "__main__":
+    if module in ("__main__", "__mp_main__"):  # the latter in a process of multiprocessing
         spec = getattr(holder, "__spec__", None)
         module = spec.name if spec is not None else Path(file).stem if file else ""
     if file is None or not all(part.isidentifier() for part in module.split(".")):
@@ -188,14 +211,14 @@ def trusting(modules: tuple[str, ...]) -> Iterator[None]:
 def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
     """Save the experiment's arrays to a file in ``folder``, and yield the experiment with the file's path.
 
-    The file is removed if the body of the ``with`` statement raises an exception, provided that nothing else
-    was written to the folder or that the folder already contained a run.
+    The file is removed if the body of the ``with`` statement raises an exception, unless the file was already
+    there or the folder now contains a run or a sweep to which it may belong.
     """
     if named.data is None:
         yield named.experiment
         return
     from edgefl.learning.array_set import save_arrays
-    from edgefl.results.run_folder import EXPERIMENT_FILE
+    from edgefl.results.run_folder import EXPERIMENT_FILE, RUNS
 
     made, taken = not folder.exists(), (folder / EXPERIMENT_FILE).exists()
     before = {*folder.glob(DATA_FILES)}
@@ -204,7 +227,8 @@ def with_arrays(named: Named, folder: Path) -> Iterator[Experiment]:
         yield _replaced(named.experiment, "data", name="arrays", path=str(file.absolute()))
     except BaseException:
         with contextlib.suppress(OSError):
-            if (taken and file not in before) or [*folder.iterdir()] == [file]:
+            used = not taken and any((folder / name).exists() for name in (EXPERIMENT_FILE, RUNS))
+            if file not in before and not used:
                 file.unlink()
                 if made:
                     folder.rmdir()

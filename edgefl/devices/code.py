@@ -31,7 +31,7 @@ import msgspec
 
 from edgefl.devices.profiles import bundled_folder, read_tables
 from edgefl.devices.schema import Device
-from edgefl.errors import ConfigError, listed, nearest, shortened
+from edgefl.errors import ConfigError, as_config_error, listed, nearest, shortened
 from edgefl.host.calibration import Calibration
 from edgefl.host.code_operations import NO_EXTENSION, SCALE_SPREADS
 
@@ -47,7 +47,8 @@ UNITS: dict[str, str] = {
     "simd": "GFLOPS",
     "interpreter": "steps/s",
 }
-MAX_MHZ = 1e5
+MIN_MHZ, MAX_MHZ = 10.0, 1e5
+"""Bounds on a clock frequency; a lower number is probably in GHz."""
 _MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
 _CLUSTER = re.compile(
     r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×]0*(?P<cores>[0-9]+))?\s*(?:,|$)"
@@ -349,10 +350,10 @@ def read_clusters(text: str, aes: bool = True) -> tuple[CodeCluster, ...]:
     at = 0
     while at < len(text) or not clusters:
         found = _CLUSTER.match(text, at)
-        if found is None or not 0 < float(found["mhz"]) <= MAX_MHZ or found["cores"] == "0":
+        if found is None or not MIN_MHZ <= float(found["mhz"]) <= MAX_MHZ or found["cores"] == "0":
             allowed = (
                 "CORE@MHZ or CORE@MHZxCORES, joined by commas, such as Cortex-A76@2400x4,Cortex-A55@1800x4, "
-                f"with MHZ above 0 and at most {MAX_MHZ:g}"
+                f"with MHZ from {MIN_MHZ:g} to {MAX_MHZ:g}"
             )
             raise ConfigError(f"--cores {shortened(text)!r}: must be {allowed}")
         core = find_core(found["core"])
@@ -369,16 +370,17 @@ def clusters_of(device: Device) -> tuple[CodeCluster, ...]:
         )
     bandwidth = None if device.memory is None else device.memory.bandwidth_gbytes_per_s
     aes = has_aes(device.soc or "")
-    return tuple(
-        CodeCluster(
-            find_core(each.uarch),
-            each.max_mhz,
-            each.cores,
-            aes,
-            None if bandwidth is None else 1e3 * bandwidth,
+    with as_config_error(f"device {device.id!r}: cpu.clusters", ConfigError):
+        return tuple(
+            CodeCluster(
+                find_core(each.uarch),
+                each.max_mhz,
+                each.cores,
+                aes,
+                None if bandwidth is None else 1e3 * bandwidth,
+            )
+            for each in device.clusters
         )
-        for each in device.clusters
-    )
 
 
 # ---- this host -----------------------------------------------------------------------------------

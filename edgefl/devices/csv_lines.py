@@ -25,7 +25,8 @@ def csv_lines(path: Path, columns: Collection[str]) -> Iterator[tuple[str, dict[
                 if name not in (reader.fieldnames or ()):
                     wanted = f"must be a CSV file with the columns {', '.join(columns)}"
                     raise ConfigError(f"{path}: {wanted}; the column {name} is missing")
-            for number, line in enumerate(reader, 2):
+            for line in reader:
+                number = reader.line_num  # blank lines count
                 place = f"{path}, line {number}"
                 check_whole(line, place)
                 yield place, line

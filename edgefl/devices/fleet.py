@@ -267,15 +267,15 @@ def any_exact(clients: Sequence[ClientInfo]) -> bool:
 def masking_time_s(device: Device, rules: SecureRules) -> float:
     """Return the time in seconds that one core needs to mask an update.
 
-    This is the time to encrypt ``rules.cipher_bytes`` and to copy ``rules.moved_bytes``, at the rates of
-    AES-256-CBC and of memcpy on the device's fastest core. The time is 0 if the profile lists no cores, or
-    if a delay model sets the trip's time.
+    This is the time to encrypt ``rules.cipher_bytes`` and to read and write ``rules.moved_bytes``, at the
+    rates of AES-256-CBC and of memcpy on the device's fastest core; a memcpy of n bytes reads and writes 2n.
+    The time is 0 if the profile lists no cores, or if a delay model sets the trip's time.
     """
     if device.timed_by_draw or not device.clusters:
         return 0.0
     clusters = code.clusters_of(device)
     cipher, copy = (code.throughput(clusters, kind, 1).value * 1e6 for kind in _MASKING)
-    return rules.cipher_bytes / cipher + rules.moved_bytes / copy
+    return rules.cipher_bytes / cipher + rules.moved_bytes / (2 * copy)
 
 
 _MASKING: tuple[code.CodeClass, code.CodeClass] = ("crypto", "copy")

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edgefl.devices.phone_networks import Layer
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, described
 
 PRODUCTS: Final = {"mm": 0, "addmm": 1, "bmm": 0, "baddbmm": 1}
 """Position of the first factor among the arguments of each matrix product."""
@@ -38,8 +38,8 @@ def inference_layers(module: nn.Module, input_shape: Sequence[int], dtype: Any) 
         example = torch.zeros((1, *input_shape), dtype=getattr(torch, np.dtype(dtype).name), device="meta")
         with torch.no_grad(), _Layers() as seen:
             shadow(example)
-    except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
-        raise ConfigError(f"the module's layers cannot be listed: {str(error).splitlines()[0]}") from None
+    except Exception as error:  # the module may be the user's
+        raise ConfigError(f"the module's layers cannot be listed: {described(error)}") from None
     return tuple(seen.layers)
 
 

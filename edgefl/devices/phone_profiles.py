@@ -69,7 +69,8 @@ def facts(phone: Phone, trains: TimeModel, source: str) -> dict[str, Any]:
         sources["cpu.clusters"] = f"core and clock: {source}{maker}"
     if phone.ram_gib:
         heap_mib = SMALL_HEAP_MIB if phone.ram_gib < SMALL_RAM_GIB else LARGE_HEAP_MIB
-        known["memory"] = {"ram_mib": phone.ram_gib * 1024, "app_limit_mib": heap_mib}
+        ram_mib = phone.ram_gib * 1024
+        known["memory"] = {"ram_mib": ram_mib, "app_limit_mib": min(heap_mib, ram_mib)}
         sources |= {"memory.ram_mib": source, "memory.app_limit_mib": HEAP_SOURCE}
         uncertainty["memory.app_limit_mib"] = HEAP_FACTOR
     return {

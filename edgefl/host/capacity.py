@@ -18,7 +18,7 @@ import psutil
 
 from edgefl.errors import ConfigError
 from edgefl.host.fidelity import MINOR_PART
-from edgefl.host.groups import NoGroup, Place, find, read_words, throttled_ns
+from edgefl.host.groups import NoGroup, Place, locate, read_words, throttled_ns
 from edgefl.host.verdict import LOAD_MAX, MEAN_MAX
 from edgefl.processes import usable_cores
 
@@ -141,7 +141,7 @@ def choose_time_scale(
     load, share = asked / (cores * value), largest / (value * min(1.0, cores))
     exact = TARGET_LOAD * (MIN_STRETCH if value == 1.0 else 1.0)
     verdict: Verdict = "tight" if load > exact + 1e-9 or share > CLIENT_SHARE + 1e-9 else "fits"
-    if max(load, share) > LOAD_MAX:
+    if load > LOAD_MAX or share > 1 + MEAN_MAX:  # even alone, that client would be too late
         verdict = "overloaded"
     why = (
         f"time_scale {value:g} was {chosen}; over whole trips the fleet then uses {load:.1%} of the "
@@ -216,6 +216,11 @@ def capacity_cores() -> float:
     return float(usable_cores()) if quota is None else min(quota, float(usable_cores()))
 
 
+def most_workers() -> int:
+    """Return the number of processes that can compute at the same time: `capacity_cores`, rounded up."""
+    return math.ceil(capacity_cores())
+
+
 class Host(NamedTuple):
     """The host machine."""
 
@@ -224,11 +229,14 @@ class Host(NamedTuple):
     system: str
 
 
-def host() -> Host:
+def host(cpuinfo: Path = Path("/proc/cpuinfo")) -> Host:
     """Return the CPU model, the number of usable cores and the operating system of this machine."""
-    lines = [line.partition(":") for line in Path("/proc/cpuinfo").read_text().splitlines()]
+    lines = [line.partition(":") for line in cpuinfo.read_text().splitlines()]
     models = [value.strip() for key, _, value in lines if key.strip() in ("model name", "Model", "Hardware")]
     cpu = next(filter(None, models), "") or platform.processor() or platform.machine() or "unknown"
+    parts = sorted({value.strip() for key, _, value in lines if key.strip() == "CPU part"})
+    if parts and not any(models):  # Linux does not name the processors of ARM servers
+        cpu = f"{cpu}, CPU part {', '.join(parts)}"
     return Host(cpu, usable_cores(), f"{platform.system()} {platform.release()}")
 
 
@@ -277,7 +285,7 @@ def thread_limit() -> int | None:
 def _around(controller: str) -> Iterator[Place]:
     """Yield this process's control group and the groups that contain it, as far as they are visible."""
     try:
-        folder, version = find(controller)
+        folder, version = locate(controller)
     except NoGroup:
         return
     while (folder / "cgroup.procs").exists():

@@ -7,6 +7,7 @@ has ended.
 
 from __future__ import annotations
 
+import _socket
 import contextlib
 import os
 import select
@@ -24,6 +25,8 @@ _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 4
 _encoder = msgspec.msgpack.Encoder()
+_Socket = socket.socket
+"""The class of sockets, which pytest-socket replaces during tests."""
 
 
 class Closed(Exception):
@@ -159,4 +162,5 @@ class Channel(Generic[R]):
 
 def pair() -> tuple[socket.socket, socket.socket]:
     """Create two connected sockets that are close-on-exec."""
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    first, second = _socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    return _Socket(fileno=first.detach()), _Socket(fileno=second.detach())

@@ -19,6 +19,8 @@ from edgefl.host.process import become_child, ignore_stopped_children, read_kern
 
 OUT_OF_MEMORY_EXIT = 77
 """Exit code of a forked child that ran out of memory."""
+LISTED = os.path.exists("/proc/thread-self/children")
+"""True if /proc lists the children of each thread. Some kernels lack these lists (CONFIG_PROC_CHILDREN)."""
 
 
 class Exit(NamedTuple):
@@ -104,6 +106,11 @@ class ChildWatch:
         self._read, self._write = os.pipe()
         for fd in (self._read, self._write):
             os.set_blocking(fd, False)
+        self.watch()
+
+    def watch(self) -> None:
+        """Watch from now on. Call this again after other code, which may have taken over SIGCHLD (as torch's
+        DataLoader does) or Python's wake-up descriptor (as asyncio does)."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         ignore_stopped_children()
@@ -188,6 +195,10 @@ def children_of(pid: int) -> list[int] | None:
 
     Raises OSError if too many files are open.
     """
+    if not LISTED:  # look at the parents of all processes, which takes longer
+        with suppress(psutil.NoSuchProcess):
+            return [child.pid for child in psutil.Process(pid).children()]
+        return None
     found: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):

@@ -25,7 +25,7 @@ from edgefl.errors import RunError
 from edgefl.host import child
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import Child, collect, end_child, fork, kill
-from edgefl.host.process import become_child, child_environment, start_process
+from edgefl.host.process import become_child, child_environment, open_pidfd, start_process
 
 IMPORTED = ("edgefl.run.server_process", "edgefl.run.zygote", "edgefl.run.workload", "numpy.ma")
 """Modules that a run's processes need. numpy itself would import ``numpy.ma`` only on first use."""
@@ -187,7 +187,7 @@ def serve(channel: Channel[Fork]) -> NoReturn:
             channel.send(Reaped(pid, *collect(pid)))
         for request in channel.receive_ready():
             pid = _fork(channel, request)
-            children[fd := os.pidfd_open(pid)] = pid
+            children[fd := open_pidfd(pid)] = pid
             poller.register(fd, select.POLLIN)
             channel.send(Forked(pid))
 

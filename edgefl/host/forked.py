@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from edgefl.host.channel import Closed
 from edgefl.host.children import Exit, collect, end_children, fork, waiting_for_children
+from edgefl.host.process import open_pidfd
 
 _MAX_WAIT_S = 1e3
 """Maximum time of one wait in seconds, so that it fits into poll's 32-bit number of milliseconds."""
@@ -51,7 +52,7 @@ def call_forked(
     with waiting_for_children() as restore_sigchld:
         pid = fork(name, main)
         os.close(write)
-        child = os.pidfd_open(pid)
+        child = open_pidfd(pid)
         try:
             return _written(read, child, caller, look, time.monotonic() + limit_s), collect(pid)
         finally:
@@ -66,7 +67,7 @@ def _written(read: int, child: int, caller: int | None, look: Callable[[], float
 
     This does not wait for the end of the pipe, because the child's children may keep the pipe open.
     """
-    data, poller = bytearray(), select.poll()
+    data, poller, ended = bytearray(), select.poll(), False
     poller.register(read, select.POLLIN)
     poller.register(child, select.POLLIN)
     if caller is not None:
@@ -80,6 +81,7 @@ def _written(read: int, child: int, caller: int | None, look: Callable[[], float
             data += part
             if not part:
                 poller.unregister(read)
-        elif child in ready:
+        elif ended:
             return bytes(data)
+        ended = child in ready  # poll once more: the child may have written just before it ended
     raise TimeoutError

@@ -44,10 +44,23 @@ class Place(NamedTuple):
 def find(controller: str, pid: int | str = "self") -> Place:
     """Return the group of process ``pid`` in the hierarchy of ``controller``, such as ``cpu`` or ``memory``.
 
+    Version 2 counts CPU time (``cpuacct``) without a controller. Raises `NoGroup` if no group exists, if this
+    process cannot see it, or if the controller is not enabled in it.
+    """
+    place = locate(controller, pid)
+    enabled = place.version == 1 or controller == ACCOUNTING
+    if not enabled and controller not in read_words(place.folder / "cgroup.controllers"):
+        raise NoGroup(f"the {controller} controller is not enabled in {place.folder}")
+    return place
+
+
+def locate(controller: str, pid: int | str = "self") -> Place:
+    """Return the group of a process in a controller's hierarchy, as `find` does, even if the controller is
+    not enabled in this group. It may be enabled in the groups around it, whose limits then apply.
+
     A controller belongs to a single hierarchy: the version 1 hierarchy that lists it, or else the version 2
-    hierarchy. Version 2 counts CPU time (``cpuacct``) without a controller. If edgefl has moved the process
-    into a subgroup (`_OWN`), the result is the group in which it was before. Raises `NoGroup` if no group
-    exists or this process cannot see it.
+    hierarchy. If edgefl has moved the process into a subgroup (`_OWN`), the result is the group in which it
+    was before. Raises `NoGroup` if no group exists or this process cannot see it.
     """
     lines = [line.split(":", 2) for line in _text(PROC / str(pid) / "cgroup").splitlines()]
     # Paths of the process's groups, keyed by version 1 controller, or by "" for version 2.
@@ -62,8 +75,6 @@ def find(controller: str, pid: int | str = "self") -> Place:
             unified = Place(_around_own(_below(fields, own[""])), 2)
     if unified is None:
         raise NoGroup(f"no control group hierarchy with the {controller} controller is mounted")
-    if controller != ACCOUNTING and controller not in read_words(unified.folder / "cgroup.controllers"):
-        raise NoGroup(f"the {controller} controller is not enabled in {unified.folder}")
     return unified
 
 

@@ -28,6 +28,7 @@ _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _SA_NOCLDSTOP = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3
+_SYS_PIDFD_SEND_SIGNAL, _SYS_PIDFD_OPEN = 424, 434  # the same numbers on x86-64, ARM and RISC-V
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -296,6 +297,33 @@ def ignore_stopped_children() -> None:
     if _libc.sigaction(signal.SIGCHLD, None, ctypes.byref(action)) == 0:
         action.flags |= _SA_NOCLDSTOP
         _libc.sigaction(signal.SIGCHLD, ctypes.byref(action), None)
+
+
+def open_pidfd(pid: int) -> int:
+    """Return a new pidfd of a process. Raises OSError if there is no such process.
+
+    A Python that was built for an old Linux, such as conda's, lacks `os.pidfd_open`. The kernel may know the
+    call all the same.
+    """
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    return _checked(_libc.syscall(_SYS_PIDFD_OPEN, pid, 0))
+
+
+def signal_pidfd(fd: int, number: int) -> None:
+    """Send a signal to the process of a pidfd. Raises OSError if the process has ended or refuses it."""
+    if hasattr(signal, "pidfd_send_signal"):
+        signal.pidfd_send_signal(fd, number)
+    else:  # as in `open_pidfd`
+        _checked(_libc.syscall(_SYS_PIDFD_SEND_SIGNAL, fd, number, None, 0))
+
+
+def _checked(result: int) -> int:
+    """Return the result of a C function. Raises OSError if it is below 0."""
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return result
 
 
 def read_kernel_file(path: str | Path) -> bytes:

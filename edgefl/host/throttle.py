@@ -22,6 +22,7 @@ from typing import NamedTuple, Protocol
 from edgefl.errors import ConfigError, unknown
 from edgefl.host.groups import Groups, NoGroup, Place, process_stat, write
 from edgefl.host.pacing import set_time_slice, set_timer_slack
+from edgefl.host.process import open_pidfd, signal_pidfd
 
 
 class Achieved(NamedTuple):
@@ -172,9 +173,9 @@ class Target:
         if pid < 1:
             raise ValueError(f"pid must be at least 1 (got {pid})")
         self.pid, self.stopped = pid, False
-        self._fd = os.pidfd_open(pid)
+        self._fd = open_pidfd(pid)
         try:
-            signal.pidfd_send_signal(self._fd, 0)
+            signal_pidfd(self._fd, 0)
         except OSError as error:
             os.close(self._fd)
             if not isinstance(error, PermissionError):
@@ -205,7 +206,7 @@ class Target:
 
     def send(self, number: int) -> None:
         """Send a signal to the process. Raises ProcessLookupError once it has ended."""
-        signal.pidfd_send_signal(self._fd, number)
+        signal_pidfd(self._fd, number)
 
     def stop(self) -> None:
         self.stopped = True

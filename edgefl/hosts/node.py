@@ -17,14 +17,13 @@ import msgspec
 import zmq
 
 from edgefl.errors import ConfigError, RunError
-from edgefl.host.capacity import UsageMeter, capacity_cores, host, machine
+from edgefl.host.capacity import UsageMeter, capacity_cores, host, machine, most_workers
 from edgefl.host.channel import Channel, Closed, Refused
-from edgefl.host.children import Child, end_child, exit_of
-from edgefl.host.confinement import enforced
+from edgefl.host.children import Child, end_child, exit_of, kill_tree
+from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.process import start_process
 from edgefl.hosts import messages
 from edgefl.hosts.nodes import LOOPBACK, encode, software
-from edgefl.processes import usable_cores
 from edgefl.run import control
 from edgefl.terminal import say
 from edgefl.zeromq import keys
@@ -64,7 +63,7 @@ def join(
     supervisor has ended.
     """
     about = messages.Join(
-        host(), machine(), capacity_cores(), software(), workers or usable_cores(), device, as_is
+        host(), machine(), capacity_cores(), software(), workers or most_workers(), device, as_is
     )
     say(f"edgefl: looking for a run at {address}", err=True)
     with contextlib.ExitStack() as stack:
@@ -105,11 +104,14 @@ class _Node:
         self, address: str, key: keys.Key | None, about: messages.Join, stack: contextlib.ExitStack
     ) -> None:
         self._address, self._keyed, self._stack = address, key is not None, stack
+        self._as_is = about.as_is
         self._line = _NodeSocket(address, key or keys.Key("", os.urandom(32), keys.public(keys.OPEN)))
         stack.callback(self._line.close)
         self._outbox: list[messages.FromNode] = [about]
         self._zygote: Channel[control.FromZygote] | None = None
         self._child: Child | None = None
+        self._adopted = False
+        """True if the zygote may have peers; before that, it loads data, or waits for the run to start."""
         self._usage = UsageMeter()
         self._until_s = time.monotonic() + REACH_S
 
@@ -170,14 +172,17 @@ class _Node:
                 raise ConfigError(f"the run rejected this node: {message.message}")
             case control.Prepare():
                 say(f"edgefl: joined {self._address}: loading data and model", err=True)
+                enforcement = Enforcement()  # a real device (`--as-is`) is not limited
                 try:
-                    enforcement = self._stack.enter_context(enforced(message.experiment))
+                    if not self._as_is:
+                        enforcement = self._stack.enter_context(enforced(message.experiment))
                 except ConfigError as error:  # this node cannot limit clients, for example
                     self._report_leaving(str(error))
                     raise
                 self._start_zygote()
                 message = msgspec.structs.replace(message, base=str(Path.cwd()), enforcement=enforcement)
             case control.Adopt():
+                self._adopted = True
                 self._usage.begin()
             case control.Spawn(address=address):
                 # Use the host in the address with which this node joined. The host in ``address`` may be
@@ -224,4 +229,7 @@ class _Node:
         if self._zygote is None or self._child is None:
             return
         self._zygote.close()
+        if not self._adopted:
+            kill_tree(self._child)  # while it loads data, it would not notice that the channel is closed
         end_child(self._child, GRACE_S)
+        self._child = None

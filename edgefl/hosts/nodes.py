@@ -212,6 +212,11 @@ class Nodes:
         self._reserved: dict[int, str] = {}
         """Name of the node for which a client is reserved, keyed by client ID. Only nodes that host a single
         client, of a given device profile, have a reserved client."""
+        self._away: set[int] = set()
+        """IDs of the peers of lost nodes, until the server requests another process for them, such as after
+        ``fleet.rejoin_s``."""
+        self._scale = 1.0
+        """Time scale of the run; 1 before the first peer is started."""
         self._clearing = 0
         self._next_check_s = 0.0
         self._closed = False
@@ -345,7 +350,8 @@ class Nodes:
             case Refused():
                 yield from self._lose(name, message.message)
             case messages.NodeEnded(usage=usage) if self._closed:
-                self.rows.append(node.row(usage=usage))
+                if node.agreed:  # otherwise it was still loading
+                    self.rows.append(node.row(usage=usage))
                 del self._nodes[name]
                 self._waiting.pop(name, None)
             case messages.Agreed() | messages.NodeEnded():
@@ -391,7 +397,7 @@ class Nodes:
             elif why := self._reserve(self._nodes[name]):
                 self._refuse(name, why)
             elif self._same_bits and agreed.fingerprint.training != self._expected.training:
-                why = "its training steps give different bits than on this host (another CPU type?)"
+                why = "its training steps give different bits than on this host (another type of CPU or GPU?)"
                 self._refuse(name, why)
             else:
                 yield from self._accept(self._nodes[name], agreed)
@@ -404,11 +410,14 @@ class Nodes:
             return ""
         if self._same_bits:
             return "under the virtual clock nodes host workers, so a node cannot be a device"
-        if node.about.as_is and any(spawn.time_scale != 1.0 for spawn in self._unplaced):
+        if node.about.as_is and self._scale != 1.0:
             return "it joined with --as-is, which needs a time scale of 1"
         assert self._prepare is not None
-        free = {spawn.peer for spawn in self._unplaced} if self._adopt is not None else None
-        for info in fleet_of(self._prepare.experiment):
+        experiment, waiting = self._prepare.experiment, {spawn.peer for spawn in self._unplaced}
+        if experiment.fleet.on_death == "replace":
+            waiting |= self._away
+        free = waiting if self._adopt is not None else None
+        for info in fleet_of(experiment):
             number = info.client
             if info.profile == device and number not in self._reserved and (free is None or number in free):
                 self._reserved[number] = node.name
@@ -454,6 +463,7 @@ class Nodes:
         self._reserved = {client: of for client, of in self._reserved.items() if of != name}
         if node.hosted:
             self.rows.append(node.row(lost=why))
+        self._away.update(peer for _, peer in node.peers)
         for (role, peer), epoch in node.peers.items():
             yield control.Departed(role, peer, epoch, f"node {name} is lost: {why}")
         yield from self._all_clear()
@@ -482,6 +492,8 @@ class Nodes:
     def spawn(self, spawn: control.Spawn) -> None:
         """Start a peer on the node with the lowest load relative to its capacity. If no node can host it, it
         waits until one can."""
+        self._scale = spawn.time_scale
+        self._away.discard(spawn.peer)
         node = self._host_of(spawn.peer, {node.name: len(node.peers) for node in self.agreed})
         if node is None:
             if not self._unplaced:
@@ -551,6 +563,7 @@ class Nodes:
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         self._clearing = restarts
         self._unplaced.clear()
+        self._away.clear()
         for node in self.agreed:
             node.peers.clear()
             node.moved.clear()

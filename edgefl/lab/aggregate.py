@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import psutil
 
 from edgefl import kernels
 from edgefl.errors import EdgeflError
@@ -51,6 +50,9 @@ _CALM_S = 0.04
 """Pause in seconds after contenders whose threads spin for about 30 ms after their work (BLAS, OpenMP)."""
 _LARGEST_ROW_BYTES = 6e9
 """Rows with more bytes are skipped: they would take minutes, and smaller rows already exceed all caches."""
+_ROW_SHARE = 0.4
+"""Maximum bytes of a row as a share of the available memory. Measuring it needs up to 2.3 times as much: the
+triad has vectors of its own, and results are compared."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),
@@ -86,7 +88,7 @@ def run(
     extension is not available). ``skipped`` lists the rows that are too large to measure.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
-    most_bytes = min(_LARGEST_ROW_BYTES, 0.5 * psutil.virtual_memory().available)
+    most_bytes = min(_LARGEST_ROW_BYTES, _ROW_SHARE * bench.available_bytes())
     fits = [row for row in wanted if (row.updates + 2) * row.parameters * 4 <= most_bytes]
     for name, why in compiled_backends().items():
         if why:
@@ -329,7 +331,8 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     except ImportError:
         return
     updates, vectors, threads = list(arrays.stacked), [arrays.base, arrays.out], arrays.threads
-    groups = [*(updates[i : i + 60] for i in range(0, len(updates), 60)), vectors]
+    both: list[list[Any]] = [updates, [scale for scale in arrays.scales if scale is not None]]
+    groups = [*(group[i : i + 60] for group in both for i in range(0, len(group), 60)), vectors]
     is_float = arrays.stacked.dtype == np.float32
     if is_float and len(updates) < 60:
         groups = [[*updates, *vectors]]
@@ -341,9 +344,7 @@ def _limits(arrays: SumArrays) -> Iterator[tuple[str, Call]]:
     yield "read loop", read
     if is_float:
         third = arrays.moved_bytes // 12
-        space = arrays.stacked.reshape(-1)  # reuse the sum's memory if it is large enough
-        if space.size < 3 * third:
-            space = np.ones(3 * third, np.float32)
+        space = np.ones(3 * third, np.float32)
         a, b, c = (space[i * third : (i + 1) * third] for i in range(3))
         yield "STREAM triad", lambda: _probe.triad(a, b, c, 0.0, threads)
 
@@ -374,6 +375,7 @@ def show(result: dict[str, Any]) -> None:
     tables.show(_bandwidths("Weighted sum of K float32 updates of D: GB/s", floats, others, turns))
     if "edgefl c" in names:
         tables.show(_against(floats, [name for name in others if name[:6] not in ("edgefl", "STREAM")]))
+        tables.show("over bare c: the time of c beyond that of a direct call on one thread")
     if single:
         alone = [name for name in names if name in ONE_THREAD]
         tables.show(_bandwidths("On one thread: GB/s", single, alone, turns))

@@ -11,9 +11,10 @@ the frames are only headers; for ``wire``, they also contain a model for the cli
 for the server.
 
 ``memory``: all clients copy the model from the parameter buffer and copy an update into a slot, without any
-messages; when all clients have ended, the slots are summed with `edgefl.kernels`. The copying and the
-summing can each use the whole machine, so a trip takes at least the sum of both times. Memory is accessed as
-in a run: trips use the slots in turn, and each version is the sum of a fixed number of updates.
+messages; when all clients have ended, the slots are summed with `edgefl.kernels`. If the copying and the
+summing each use the whole machine, a trip takes at least the sum of both times. (With more cores than
+clients, a run can do both at the same time, and exceed this limit.) Memory is accessed as in a run: trips use
+the slots in turn, and each version is the sum of a fixed number of updates.
 
 ``passes`` is like ``memory``, but makes all passes over the data that a trip over shared memory needs: the
 difference between the trained vector and the model is written into the slot, and its checksum is computed in
@@ -39,6 +40,7 @@ from edgefl.errors import RunError
 from edgefl.host.process import kill_forks_with_parent
 from edgefl.parameters.buffer import ParameterBuffer, Shape, ring_entries
 from edgefl.run.transport import PART_BYTES
+from edgefl.zeromq.sockets import ZERO_COPY_BYTES
 
 Transport = Literal["shm", "wire"]
 Limit = Literal["socket", "memory", "passes"]
@@ -89,6 +91,7 @@ def _through_zeromq(case: LimitCase, folder: str) -> float:
     model = np.ones(case.parameters, np.float32).tobytes() if case.transport == "wire" else b""
     parts = [model[at : at + PART_BYTES] for at in range(0, len(model), PART_BYTES)]
     task = [TASK, model] if model else [TASK]
+    copies = len(model) < ZERO_COPY_BYTES  # as in a run, a larger model is sent without a copy
 
     def life(number: int) -> None:
         dealer = _socket(zmq.DEALER, 16)
@@ -106,12 +109,12 @@ def _through_zeromq(case: LimitCase, folder: str) -> float:
         router.bind(address)
         peers = {router.recv_multipart()[0] for _ in processes}
         for peer in peers:
-            router.send_multipart([peer, *task])
+            router.send_multipart([peer, *task], copy=copies)
 
         def trip() -> None:
             while (frames := router.recv_multipart())[1] != DONE:
                 pass
-            router.send_multipart([frames[0], *task])
+            router.send_multipart([frames[0], *task], copy=copies)
 
         rate = _rate(trip, case.seconds)
         for peer in peers:

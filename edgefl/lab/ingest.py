@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from edgefl import kernels
 from edgefl.errors import RunError
@@ -104,7 +103,7 @@ def run(
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
-    half = int(psutil.virtual_memory().available) // 2
+    half = bench.available_bytes() // 2
     vectors = UPDATES + (1 + COPIES) * clients
     wanted = sizes or (QUICK_SIZES if quick else SIZES)
     fitting = [size for size in wanted if 4 * size * (ring_entries(size) + vectors) < half]
@@ -113,9 +112,10 @@ def run(
         raise RunError(f"ingest: {TOO_LARGE}: {', '.join(too_large)} parameters; choose smaller models")
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
+    here = bench.machine(backend=kernels.backend())  # before the measurement, which is a load, too
     _take_turns(in_order, repetitions, QUICK_MAX_S if quick else MAX_S, say)
     return {
-        "host": bench.machine(backend=kernels.backend()),
+        "host": here,
         "clients": clients,
         "updates_per_sum": min(UPDATES, clients),
         "seconds": seconds,

@@ -162,9 +162,11 @@ class Acknowledged(NamedTuple):
 def read_log(path: Path) -> list[Acknowledged]:
     """Read the acknowledged updates from the log ``path``, in the order of their acknowledgement.
 
-    >>> import tempfile; path = Path(tempfile.mkdtemp()) / "account"
-    >>> _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")
-    >>> read_log(path)
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder) / "account"
+    ...     _ = path.write_text("done 3 0 77\\ndone 2 1 78\\nacknowledged 3 0\\n")
+    ...     read_log(path)
     [Acknowledged(client=3, task=0, checksum=77)]
     """
     done: dict[tuple[int, int], int] = {}

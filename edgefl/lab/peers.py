@@ -26,11 +26,11 @@ import psutil
 from edgefl.errors import ConfigError, RunError, unknown
 from edgefl.experiment import Data
 from edgefl.files import cache_folder
+from edgefl.host.capacity import most_workers
 from edgefl.host.children import kill_tree
 from edgefl.host.memory import proportional_mib
 from edgefl.lab import bench
 from edgefl.lab.bench import Say
-from edgefl.processes import usable_cores
 from edgefl.results import tables
 
 PACKAGES = {
@@ -43,7 +43,8 @@ FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
 """Names of the frameworks. ``torch`` is the upper limit: training without a framework, in the environment of
 edgefl."""
 PATIENCE_S = 300.0
-"""Number of seconds without a new model after which a program is stopped."""
+"""Number of seconds without a new model after which a program is stopped. edgefl reports its models only when
+its measurement has ended, so programs get the seconds of the measurement in addition."""
 LOOK_S = 1.0
 """Seconds between two measurements of memory."""
 _START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import main; main(sys.argv[1])"
@@ -104,7 +105,7 @@ def cases(settings: Iterable[str], frameworks: Iterable[str]) -> list[Case]:
 
     Most cases use all cores, either for processes or for threads.
     """
-    cores = usable_cores()
+    cores = most_workers()
     each = {name: [(cores, 1)] for name in ("edgefl", "torch")}
     each |= {"pfl": [(1, 1), (1, cores), (cores, 1)], "flower": [(cores, 1), (1, cores)]}
     each |= {"flsim": [(1, 1), (1, cores)]}
@@ -143,6 +144,7 @@ def run(
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
     folder = (venvs or cache_folder() / "peers").absolute()  # the programs start in another folder
     seconds, repetitions = seconds or (10.0 if quick else 30.0), 1 if quick else 3
+    here = bench.machine()  # before pip and the measurement, which are a load, too
     pythons: dict[str, str] = {}
     missing: dict[str, str] = {}
     for name in frameworks:
@@ -163,7 +165,7 @@ def run(
                 except RunError as error:
                     why[case] = str(error)
     return {
-        "host": bench.machine(),
+        "host": here,
         "seconds": seconds,
         "repetitions": repetitions,
         "venvs": str(folder),
@@ -232,7 +234,7 @@ def measured(case: Case, python: str, seconds: float) -> Turn:
                 ) as program,
                 _peak_memory(program) as peak_mib,
             ):
-                printed = _printed(program)
+                printed = _printed(program, seconds + PATIENCE_S)
             if program.returncode:
                 errors.seek(0)
                 raise RunError(last_line(errors.read()) or f"exit code {program.returncode}")
@@ -252,10 +254,10 @@ def write_task(case: Case, folder: Path, seconds: float) -> None:
     (folder / "task.json").write_text(json.dumps({**setting._asdict(), **shape}))
 
 
-def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
-    """Return the JSON objects that a program prints; kill it if `PATIENCE_S` seconds pass without one."""
+def _printed(program: subprocess.Popen[str], patience_s: float) -> list[dict[str, Any]]:
+    """Return the JSON objects that a program prints; kill it if ``patience_s`` seconds pass without one."""
     assert program.stdout is not None
-    killer = threading.Timer(PATIENCE_S, kill_tree, [program])
+    killer = threading.Timer(patience_s, kill_tree, [program])
     killer.start()
     found = []
     try:
@@ -264,7 +266,7 @@ def _printed(program: subprocess.Popen[str]) -> list[dict[str, Any]]:
                 if isinstance(line := json.loads(line), dict):
                     found.append(line)
                     killer.cancel()
-                    killer = threading.Timer(PATIENCE_S, kill_tree, [program])
+                    killer = threading.Timer(patience_s, kill_tree, [program])
                     killer.start()
         program.wait()
     finally:
@@ -334,7 +336,8 @@ def show(result: dict[str, Any]) -> None:
         if not row["why"]:
             rate, best = row["trips_per_s"], ours.get(row["setting"])
             ratio = None if best is None else best / rate
-            found = [rate, tables.percent(row["spread"]), ratio, row["start_s"], row["peak_mib"]]
+            spread = None if result["repetitions"] == 1 else tables.percent(row["spread"])
+            found = [rate, spread, ratio, row["start_s"], row["peak_mib"]]
         else:
             reasons.append(f"{row['setting']}: {row['framework']}: {row['why']}")
         rows.append([tables.figure(each) for each in (*name, *found)])

@@ -97,6 +97,7 @@ def run(
     an incident, such as a client that ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
+    here = bench.machine()  # before the measurement, which is a load, too
     say("processes that import torch by themselves")
     import_s, shared, own = np.median([_import_torch() for _ in range(repetitions)], axis=0).tolist()
     rows = []
@@ -116,7 +117,7 @@ def run(
             }
         )
     return {
-        "host": bench.machine(),
+        "host": here,
         "repetitions": repetitions,
         "torch": {"import_s": import_s, "proportional_mib": shared, "own_mib": own},
         "rows": rows,

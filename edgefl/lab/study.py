@@ -154,9 +154,12 @@ class Curves:
     def race(self, mine: str, other: str, target: float, over: Over) -> statistics.CostRatio | None:
         """Return the ratio of two arms' costs of reaching ``target``: that of ``other`` divided by ``mine``.
 
-        The result is None if runs ended too early. ``over`` selects the cost as in `reached`.
+        The result is None if runs ended too early, or if a run's first model already reached the target.
+        ``over`` selects the cost as in `reached`.
         """
         reached = [self.reached(label, target, over) for label in (other, mine)]
+        if 0.0 in reached[0] + reached[1]:
+            return None
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:

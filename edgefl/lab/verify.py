@@ -25,6 +25,8 @@ from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError, RunError, listed
 from edgefl.experiment import Experiment
 from edgefl.files import read_secret
+from edgefl.host.capacity import host
+from edgefl.hosts.nodes import software
 from edgefl.kernels.arguments import Floats
 from edgefl.loading import changed_modules, own_code
 from edgefl.parameters.buffer import ParameterBuffer
@@ -35,7 +37,7 @@ from edgefl.results.record import Record
 from edgefl.results.report import FILE_NAME as REPORT_FILE
 from edgefl.results.report import is_whole
 from edgefl.results.result import Result
-from edgefl.results.rows import EvaluationRow
+from edgefl.results.rows import EvaluationRow, Meta
 from edgefl.results.summary import summary_text
 from edgefl.results.trace import FILE_NAME as TRACE_FILE
 from edgefl.results.trace import trace_text
@@ -103,9 +105,23 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
                 changed = listed(changed_modules(record.meta.code, replay.code))
                 causes = f"; the run {text}" if (text := resumed_code(record)) else ""
                 causes += f"; of your own code and files, {changed} changed since the run" if changed else ""
+                if there := elsewhere(record.meta):
+                    causes += f"; it was computed on {there}, which may give other bits than this host"
                 if causes:
                     raise RunError(f"{error}{causes}") from None
                 raise
+
+
+def elsewhere(meta: Meta) -> str:
+    """Return the CPUs and the software of the hosts that trained, as far as they differ from this host's.
+
+    >>> elsewhere(Meta(host={"cpu": "an abacus"}, software={"torch": "1.0"}))
+    'an abacus, torch 1.0'
+    """
+    cpus = {node.cpu for node in meta.nodes} or {meta.host.get("cpu", "")}
+    known = {name: meta.software.get(name, here) for name, here in software().items()}
+    others = {f"{name} {version}" for name, version in known.items() - software().items()}
+    return listed((cpus - {"", host().cpu}) | others)
 
 
 class _Replay:

@@ -30,6 +30,7 @@ from edgefl.learning.flat import FlatModel
 from edgefl.learning.losses import Loss
 from edgefl.learning.rule import LocalRule
 from edgefl.learning.train import Rows, TrainResult
+from edgefl.loading import signature
 from edgefl.strategies.base import TripInputs
 
 MAX_METRICS = 16
@@ -298,7 +299,7 @@ def check_function(function: Any, name: str) -> None:
     for kind in (kind for kind, found in kinds.items() if found):
         raise ConfigError(f"{name!r} is {kind}; calling it does not train: give a plain function")
     try:
-        inspect.signature(function, follow_wrapped=False).bind("model", "examples", "context")
+        signature(function, follow_wrapped=False).bind("model", "examples", "context")
     except ValueError:
         pass  # the callable has no inspectable signature
     except TypeError as error:
@@ -324,4 +325,4 @@ def _place(function: Any) -> str:
 
 
 def _figure(value: float | Tensor) -> float:
-    return value.item() if isinstance(value, Tensor) else float(value)
+    return float(value.item() if isinstance(value, Tensor) else value)  # the item may be a bool

@@ -119,12 +119,16 @@ def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
     classes = metadata.get("classes", "")
     if dataset.classes is not None and classes.isdecimal():  # tokens of inputs may be beyond these classes
         largest = max(int(dataset.train_y.max()), int(dataset.test_y.max()))
-        dataset = replace(dataset, classes=max(int(classes), 1 + largest))
-    owners = np.asarray(found["owners"], np.int64) if "owners" in found else None
-    if owners is not None and owners.shape != (len(dataset.train_y),):
+        if largest >= int(classes):
+            raise ConfigError(f"data.path: {file}: labels must be in [0, {classes}) (got {largest})")
+        dataset = replace(dataset, classes=int(classes))
+    owners = found.get("owners")
+    if owners is not None and (owners.shape != (len(dataset.train_y),) or owners.dtype.kind not in "iu"):
         raise ConfigError(
-            f"data.path: {file}: owners must be one number per training example, got shape {owners.shape}"
+            f"data.path: {file}: owners must be one whole number per training example "
+            f"(got {owners.dtype} of shape {owners.shape})"
         )
+    owners = None if owners is None else owners.astype(np.int64)
     return replace(dataset, name=metadata.get("name") or file.stem, owners=owners)
 
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Real
 from typing import Any, Protocol
 
 import torch
@@ -106,6 +107,6 @@ def _is_matrix(parameter: nn.Parameter) -> bool:
 
 def declared_number(declared: Any) -> float:
     """Return the value of ``flops_per_example``. Raises `ConfigError` unless it is a number of at least 0."""
-    if not isinstance(declared, int | float) or not (math.isfinite(declared) and declared >= 0):
+    if not (isinstance(declared, Real) and 0.0 <= float(declared) < math.inf):  # numpy's numbers are real
         raise ConfigError(f"model: flops_per_example must be a number ≥ 0 (got {declared!r})")
     return float(declared)

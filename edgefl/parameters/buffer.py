@@ -15,13 +15,14 @@
 
 D is the size of the model plus the size of the vectors that a strategy exchanges together with it (`blocks`).
 
-The memory is anonymous (a memfd, or an unlinked file if the kernel has no memfd), so no file outlives the
+The memory is anonymous (a memfd, or an unlinked file if the system has no memfds), so no file outlives the
 processes. The server writes version n+1 into a ring entry that no process is reading, and publishes it with a
 single store to memory. A client writes only into the slot of its task.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import mmap
@@ -45,6 +46,7 @@ RING_MIN, RING_MAX = 5, 16
 MAGIC = 0x6564676566_6C31
 LAYOUT = 9
 PAGE = 4096
+_FILE, _MFD_CLOEXEC = "edgefl-parameters", 1
 TINY = np.float32(1e-20)
 """Weights with a smaller magnitude than this count as 0 in `ParameterBuffer.weights_digest`."""
 
@@ -414,10 +416,23 @@ def _pages(nbytes: int) -> int:
     return -(-nbytes // PAGE) * PAGE
 
 
-def _anonymous_file() -> int:
+def memory_file() -> int | None:
+    """Create an anonymous file in memory (a memfd); return its descriptor, or None if there are no memfds.
+
+    A Python that was built for an old C library, such as conda's, lacks `os.memfd_create`. The C library of
+    this system may have it all the same.
+    """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("edgefl-parameters", os.MFD_CLOEXEC)
-    fd, name = tempfile.mkstemp(prefix="edgefl-parameters-")
+        return os.memfd_create(_FILE, _MFD_CLOEXEC)
+    create = getattr(ctypes.CDLL(None), "memfd_create", None)
+    fd = -1 if create is None else int(create(_FILE.encode(), _MFD_CLOEXEC))
+    return fd if fd >= 0 else None
+
+
+def _anonymous_file() -> int:
+    if (memory := memory_file()) is not None:
+        return memory
+    fd, name = tempfile.mkstemp(prefix=f"{_FILE}-")
     os.unlink(name)
     return fd
 

@@ -111,10 +111,11 @@ def latest(folder: Path, *, journal_seq: int | None = None) -> SavedState:
 
 def forget_after(folder: Path, journal_seq: int) -> None:
     """Delete the checkpoints that were written after this journal entry, because the entries after it will
-    be replaced."""
+    be replaced, and the final model, because the run goes on."""
     for path in folder.glob("journal-*.safetensors"):
         if path > _file(folder, journal_seq):
             path.unlink()
+    (folder / "final.safetensors").unlink(missing_ok=True)
     flush_folder(folder)
 
 

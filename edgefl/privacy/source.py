@@ -116,6 +116,6 @@ def source_of(experiment: Experiment, folder: Path, *, fresh: bool = False) -> S
         create_secret(path, KEY_BYTES)
     try:
         return Secret(read_secret(path, KEY_BYTES))
-    except (FileNotFoundError, ValueError):
+    except FileNotFoundError:
         missing = f"{folder}: the secret noise key {KEY_FILE} is missing (a run deletes it when it is done)"
         raise ConfigError(f"{missing}; without it, the run cannot be resumed or verified") from None

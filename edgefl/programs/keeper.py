@@ -76,6 +76,7 @@ class KeptPhone:
         self._before: tuple[int, ...] = (0,) * (5 + len(launch.cores))
         """Totals over the earlier runs of the command, in the order of `_times`."""
         self._peak_mib = 0.0
+        self._unlimited = False
         self._memory: GroupMemory | None = None
         if group is not None and launch.memory == "cgroup" and launch.limit_mib is not None:
             self._memory = GroupMemory(group.place("memory"), launch.limit_mib)
@@ -140,6 +141,7 @@ class KeptPhone:
         assert self.tree is not None
         self._count_absence()
         self._before = self._times()
+        self._unlimited |= self.tree.unlimited
         self._was_short_of_memory()
         self.tree.close()
         self.tree = self.throttled = self._account = None
@@ -166,6 +168,7 @@ class KeptPhone:
             stops=self.stops,
             processes=len(self.tree) if self.tree is not None else 0,
             uncounted_s=uncounted_ns / 1e9,
+            unlimited=self._unlimited or (self.tree is not None and self.tree.unlimited),
         )
 
     def _measure(self) -> None:
@@ -270,6 +273,7 @@ class Keeper:
         for number, phone in self._phones.items():
             phone.presence = begin.presence(number)
             phone.present = phone.presence is None or phone.presence.on(0.0)
+            phone.stops = int(not phone.present)
             if phone.present:
                 self._start(phone)
             phone.begun_ns = time.monotonic_ns()
@@ -498,8 +502,10 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        # Close all other descriptors, which belong to the channel and to the pipes of other phones.
-        for before, kept in itertools.pairwise((2, *launch.descriptors, os.sysconf("SC_OPEN_MAX"))):
+        # Close all other descriptors, which belong to the channel and to the pipes of other phones. Not up to
+        # the limit, which may be a billion: a Python built for an old C library would try each number.
+        highest = max(map(int, os.listdir("/proc/self/fd")))
+        for before, kept in itertools.pairwise((2, *launch.descriptors, highest + 1)):
             os.closerange(before + 1, kept)
         if launch.open_files is not None:
             _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

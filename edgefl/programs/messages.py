@@ -122,6 +122,8 @@ class PhoneState(msgspec.Struct, frozen=True, tag=True):
     uncounted_s: float = 0.0
     """Upper estimate of the CPU time that is missing from ``cpu_s`` because it was used by children that
     no process waited for."""
+    unlimited: bool = False
+    """True if a process of another user ran without a limit (see `ProcessTree.unlimited`)."""
 
 
 class PhoneEnded(msgspec.Struct, frozen=True, tag=True):

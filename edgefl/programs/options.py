@@ -99,6 +99,8 @@ def scale_for(held: Sequence[HeldPhone], options: ProgramOptions) -> TimeScale:
         check_charge(held, options.charge)
     limited = held if options.throttle != "off" else ()
     demands = [Demand(math.fsum(one.cores), 1.0) for one in limited]
+    if options.time_scale != "auto":  # judge each core: threads can run on several cores of this host
+        demands = [Demand(core, 1.0) for one in limited for core in one.cores]
     scale = choose_time_scale(demands, scale=options.time_scale)
     for number, one in enumerate(limited):
         if (share := one.cores[0] / scale.value) < MIN_SHARE:

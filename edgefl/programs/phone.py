@@ -160,6 +160,11 @@ def _check_command(phone: Phone, where: str) -> None:
     if not sequence or not all(isinstance(word, str) for word in command):
         words = "must be a sequence of strings, such as ('sleep', '5')"
         raise ConfigError(f"{where}: command {words}, got {command!r}")
+    added: Mapping[Any, Any] = phone.environment
+    for name, value in added.items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            must = "names and values must be strings"
+            raise ConfigError(f"{where}: environment: {must}, got {name!r}: {value!r}")
     if any("\0" in word for word in (*phone.command, *phone.environment, *phone.environment.values())):
         raise ConfigError(f"{where}: its command or environment contains a NUL byte")
     for name in phone.environment:
@@ -214,13 +219,28 @@ def open_listeners(phones: Sequence[HeldPhone]) -> list[list[ForwardedPort]]:
             for port, text in held.phone.connects.items():
                 if text not in servers:
                     servers[text] = _server(text)
-                listener = _listen(local_host(number, len(phones)), port)
-                ports[-1].append(ForwardedPort(listener, servers[text]))
+                host = local_host(number, len(phones))
+                # A connection to the listener itself would be forwarded to it again, without end.
+                others = tuple(address for address in servers[text] if not _leads_to(address, host, port))
+                if not others:
+                    must = "must lead elsewhere; the phone itself listens there"
+                    raise ConfigError(f"connect {port}={text}: {must}")
+                ports[-1].append(ForwardedPort(_listen(host, port), others))
     except BaseException:
         for opened in (opened for some in ports for opened in some):
             opened.listener.close()
         raise
     return ports
+
+
+def _leads_to(address: Address, host: str, port: int) -> bool:
+    """Return True if a connection to ``address`` reaches a listener at ``host:port``.
+
+    Linux connects to this machine (127.0.0.1) if the address is 0.0.0.0.
+    """
+    family, (name, number, *_) = address
+    at = "127.0.0.1" if name == "0.0.0.0" else name
+    return family == socket.AF_INET and (at, number) == (host, port)
 
 
 def split_address(text: str) -> tuple[str, int]:

@@ -73,7 +73,7 @@ def _cpu_row(result: ProgramsResult, one: PhoneResult) -> tuple[object, ...]:
 
 _LINKS = (
     "A transmission is a busy period of one direction; its declared time follows from its bytes and the "
-    "network profile. Transmissions delayed by the receiver are not measured."
+    "network profile. Transmissions delayed by the receiver are not measured. Times are emulated seconds."
 )
 _LINK = (
     "Phone",

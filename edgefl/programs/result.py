@@ -134,7 +134,8 @@ class ProgramsResult(NamedTuple):
     memory: str
     held: HeldVerdict
     model_errors: tuple[ModelError, ...] = ()
-    """Errors of the devices' models for the code that the phones run; empty if all shares were given."""
+    """Errors of the devices' models for the code that the phones run; empty if all shares were given, or if
+    the phones' computing was not limited."""
     awake: bool = False
     """True if this host's cores were kept from going idle."""
 

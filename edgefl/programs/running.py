@@ -48,6 +48,7 @@ from edgefl.programs.tree import RUN_VARIABLE, end_marked
 from edgefl.programs.view import PhonesView
 from edgefl.results.run_folder import SUMMARY_FILE
 
+REPORT_FILE = "report.html"
 OUTPUTS = "phones"
 """Name of the folder with the phones' output in a results folder."""
 TURN_S = 0.5
@@ -58,6 +59,7 @@ OUT_OF_FILES = (
     "edgefl reached its limit on open files, so connections were refused or delayed; raise the hard limit "
     "(ulimit -Hn)"
 )
+UNLIMITED = "a process ran as another user (sudo), so it could not be limited; use --throttle cgroup"
 AWAKE_ENDED = "the process that keeps the host's cores busy ended early"
 ENDING_S = 20.0
 
@@ -171,6 +173,7 @@ class RunningPhones:
             for listener in listeners:
                 ours.callback(listener.close)
             if self.options.out is not None:
+                remove_record(self.options.out)
                 remove_outputs(self.options.out / OUTPUTS)
             stdio = [self._stdio(number, ours) for number in range(len(self._held))]
             self._relay_channel = self._process(
@@ -489,7 +492,8 @@ class RunningPhones:
         conditions = Conditions(load=used, **self._meter.usage(self._idle_s))
         held_back = self.options.throttle != "off"
         short = any(traffic.state.out_of_files for traffic in self._traffic)
-        known = (OUT_OF_FILES, short), (AWAKE_ENDED, self._awake_ended)
+        foreign = held_back and any(ended.state.unlimited for ended in self._ended.values())
+        known = (OUT_OF_FILES, short), (UNLIMITED, foreign), (AWAKE_ENDED, self._awake_ended)
         return ProgramsResult(
             phones=phones,
             time_scale=self.scale.value,
@@ -505,7 +509,7 @@ class RunningPhones:
                 conditions,
                 [reason for reason, holds in known if holds],
             ),
-            model_errors=model_errors(self._held, pauses=held_back and not self.options.awake),
+            model_errors=model_errors(self._held, pauses=not self.options.awake) if held_back else (),
         )
 
     def _phone_result(self, number: int) -> PhoneResult:
@@ -536,6 +540,13 @@ class RunningPhones:
         )
 
 
+def remove_record(out: Path) -> None:
+    """Remove an earlier command's summary and report, which would remain if this command is killed."""
+    if (out / SUMMARY_FILE).is_file():  # otherwise the report is not ours: see `require_free`
+        for name in (REPORT_FILE, SUMMARY_FILE):
+            (out / name).unlink(missing_ok=True)
+
+
 def remove_outputs(folder: Path) -> None:
     """Remove the output files of an earlier command, which may have run on other phones."""
     for file in folder.glob("*-*.*"):
@@ -547,4 +558,4 @@ def _write(out: Path, result: ProgramsResult) -> None:
     from edgefl.programs.report import programs_page
 
     write_json(out / SUMMARY_FILE, result.summary())
-    write_text(out / "report.html", programs_page(result, out.name))
+    write_text(out / REPORT_FILE, programs_page(result, out.name))

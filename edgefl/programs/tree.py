@@ -26,7 +26,7 @@ from edgefl.host.groups import (
     remove_orphans,
     throttled_ns,
 )
-from edgefl.host.memory import private_mib
+from edgefl.host.memory import is_fork, private_mib
 from edgefl.host.pacing import Pauses
 from edgefl.host.process import ThreadSchedule, read_kernel_file, threads_of
 from edgefl.host.throttle import Target, cpu_ns
@@ -62,6 +62,8 @@ class ProcessTree:
         self.uncounted_ns = 0
         """Upper estimate, in ns, of the CPU time that is lost because no process waited for a child: the time
         that such children used after they were last seen."""
+        self.unlimited = False
+        """True if the tree had a process of another user, which no signal and no quota could stop."""
         self.children: dict[int, Child] = {}
         """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
         self._faults_before: dict[int, int] = {}
@@ -116,7 +118,7 @@ class ProcessTree:
                     if self.stopped:
                         target.stop()
                 except ConfigError:  # it belongs to another user
-                    pass
+                    self.unlimited |= self._place is None
                 except OSError as error:  # it has ended, unless this process cannot see it
                     if error.errno in TOO_MANY_FILES:
                         raise
@@ -374,8 +376,11 @@ class ProcessTree:
             self._accounting = None
 
     def rss_mib(self) -> float:
-        """Return the private resident memory, in MiB. Reading it uses at most 5% of a core."""
-        if (now_ns := time.monotonic_ns()) >= self._memory_due_ns:
+        """Return the private resident memory, in MiB. Reading it uses at most 5% of a core.
+
+        Until the new process has become the command, the memory is a copy of the keeper's and counts as 0.
+        """
+        if (now_ns := time.monotonic_ns()) >= self._memory_due_ns and not is_fork(self.root):
             self._refresh_if_old()
             start_ns = time.thread_time_ns()
             self._memory_mib = private_mib(self._members)

@@ -11,7 +11,6 @@ import math
 import os
 import select
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -108,8 +107,6 @@ class AgainstBase:
         after this change."""
         self._file = ""
         self._surroundings: Surroundings | None = None
-        self._path: list[str] = []
-        """Value of ``sys.path`` when the branches were started."""
         self._branches: dict[int, tuple[Channel[BranchAnswer], Channel[BranchAnswer]]] = {}
         """Channels to the branches of base and head (the processes that import the functions' module, whose
         path is `_file`), keyed by memory layout."""
@@ -159,11 +156,10 @@ class AgainstBase:
         memory was short), end all processes; otherwise end only the branches.
         """
         before, self._surroundings = self._surroundings, Surroundings.now()
-        path, self._path = self._path, list(sys.path)
         ended = any(stem.popen.poll() is not None for stem in self._stems)
         if ended or (before is not None and before.environment != self._surroundings.environment):
             self._end_stems()
-        elif file != self._file or before != self._surroundings or path != self._path:
+        elif file != self._file or before != self._surroundings:
             self._end_branches()
         self._file = file
 
@@ -226,7 +222,7 @@ class AgainstBase:
         if layout >= len(self._stems):
             self._start_stems(layout + 1 if self._modules is None else max(layout + 1, MIN_LAYOUTS))
         head = str(self.base.repository)
-        path = [one if one.endswith(HOOK) else os.path.abspath(one) for one in sys.path]
+        path = [one if one.endswith(HOOK) else os.path.abspath(one) for one in Surroundings.now().path]
         base_files, head_files = (
             SideFiles(root=root, head=head, folder=os.getcwd(), path=path)
             for root in (str(self._checkout.root), head)

@@ -9,13 +9,15 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from edgefl.loading import signature
+
 HANDLE = "edge_device"
 """Name of the function's parameter that receives the device."""
 
 
 def takes_device(function: Callable[..., Any]) -> bool:
     """Return True if the function has a parameter for the device."""
-    return HANDLE in inspect.signature(function).parameters
+    return HANDLE in signature(function).parameters
 
 
 def bound(

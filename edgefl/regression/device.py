@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import statistics
-import sys
 import unittest
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -298,7 +297,7 @@ class EdgeDevice:
         self.results: list[DeviceResult] = []
         self._calls: Counter[str] = Counter()
         self._surroundings: dict[str, Surroundings] = {}
-        """Environment and working folder of the test at each call of `run`, keyed by the call's label."""
+        """Surroundings of the test at each call of `run`, keyed by the call's label."""
         self._limit = TimeLimit(session.options.limit_s)
 
     def run(
@@ -347,7 +346,7 @@ class EdgeDevice:
             setup=None if setup is None else locate(setup, "setup"),
             args=[_plain(f"argument {place}", value) for place, value in enumerate(args)],
             kwargs={name: _plain(f"argument {name}", value) for name, value in kwargs.items()},
-            path=list(sys.path),
+            path=here.path,
             device=mark.profile,
             network=self._network_name,
             like=mark.like,
@@ -359,7 +358,8 @@ class EdgeDevice:
         repetitions *= BASELINE_TIMES if options.save and options.timed else 1
         scale = next((one for one in (options.time_scale, mark.time_scale) if one is not None), 1.0)
         plan = MeasurementPlan(self.profile, self.network, request, repetitions, scale)
-        counted = count(self.session.process(self._test.file, here), plan, partial(self._tell, label))
+        process = self.session.process(self._test.file, here, location)
+        counted = count(process, plan, partial(self._tell, label))
         if mark.counted == "native":
             self._tell(label, "counting native instructions")
             counted = counted.with_native(count_native(request))
@@ -403,7 +403,7 @@ class EdgeDevice:
     def _measured(self, label: str, plan: MeasurementPlan) -> Measurement:
         __tracebackhide__ = True
         tell = partial(self._tell, label)
-        process = self.session.process(self._test.file, self._surroundings[label])
+        process = self.session.process(self._test.file, self._surroundings[label], plan.request.function)
         return measure(process, plan, self._limit, tell)
 
     @property

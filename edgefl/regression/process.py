@@ -34,6 +34,7 @@ from edgefl.host.channel import Channel, Closed
 from edgefl.host.children import Exit, end_child, kill_tree
 from edgefl.host.memory import is_no_memory
 from edgefl.host.process import start_process, without_gpus
+from edgefl.loading import signature
 from edgefl.regression.counts import CountedRun
 
 ENDING_S = 1.0
@@ -218,16 +219,19 @@ and these may include the head's files but not the base's."""
 
 
 class Surroundings(NamedTuple):
-    """The environment variables and the working folder that a test gives to the function that it runs."""
+    """The environment variables, the working folder and ``sys.path`` that a test gives to the function that
+    it runs."""
 
     environment: dict[str, str]
     folder: str
+    path: list[str]
 
     @classmethod
     def now(cls) -> Self:
-        """Return this process's environment and folder, without the variables in `_OF_TESTS`."""
+        """Return those of this process, without the variables in `_OF_TESTS`."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TESTS)}
-        return cls(kept, os.getcwd())
+        entries: list[Any] = sys.path  # Python's import ignores entries that are not str, such as a `Path`
+        return cls(kept, os.getcwd(), [entry for entry in entries if isinstance(entry, str)])
 
 
 class MeasuringProcess:
@@ -236,7 +240,7 @@ class MeasuringProcess:
     def __init__(self, surroundings: Surroundings | None = None) -> None:
         """Start the process with the environment in ``surroundings``, by default with this process's own.
 
-        The working folder in ``surroundings`` is ignored, because each request names its folder.
+        The folder and the path in ``surroundings`` are ignored, because each request names its own.
         """
         given = (surroundings or Surroundings.now()).environment
         environment = {name: value for name, value in given.items() if name != "PYTHONHASHSEED"}
@@ -365,7 +369,7 @@ def _is_simple(owner: Any) -> bool:
     if not inspect.isclass(owner) or inspect.isabstract(owner):
         return False
     try:
-        inspect.signature(owner).bind()
+        signature(owner).bind()
     except (TypeError, ValueError):
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import pytest
@@ -35,7 +36,8 @@ class Progress:
             self._next_s, self._shown = 0.0, False
 
     def _write(self, text: str) -> None:
-        with self._capture.global_and_fixture_disabled():
+        capture = self._capture  # None with -p no:capture
+        with contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled():
             if not self._shown:
                 self._reporter.ensure_newline()
             if self._reporter.isatty:

@@ -10,7 +10,7 @@ import msgspec
 
 from edgefl.regression.against import AgainstBase, verdict_of
 from edgefl.regression.checkout import Base
-from edgefl.regression.process import MeasuringProcess, Surroundings
+from edgefl.regression.process import FunctionLocation, MeasuringProcess, Surroundings
 from edgefl.regression.sides import CallRequest
 from edgefl.regression.verdict import TOLERANCE, Compared, Verdict
 
@@ -40,6 +40,8 @@ class Session:
         self.options, self.tell = options, tell
         self._process: MeasuringProcess | None = None
         self._serves: tuple[Path, Surroundings] | None = None
+        self._modules: dict[str, str] = {}
+        """Files of the modules whose functions the measuring process has run, keyed by module."""
         self.compared: dict[str, tuple[Compared, ...]] = {}
         """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
         value holds the comparisons of all devices of the test."""
@@ -52,16 +54,20 @@ class Session:
         self._asked: set[tuple[str, bytes, str]] = set()
         """Each key of ``of_base`` with each device for which its comparison was requested."""
 
-    def process(self, file: Path, surroundings: Surroundings) -> MeasuringProcess:
+    def process(self, file: Path, surroundings: Surroundings, function: FunctionLocation) -> MeasuringProcess:
         """Return the measuring process of a test module, which no other test module uses.
 
-        A new process is started if the environment or the working folder has changed, or if the last one
-        has ended.
+        A new process is started if the surroundings have changed, if the last one has ended, or if it has
+        imported another module with the name of the function's module.
         """
         wanted = file, surroundings
-        if self._process is None or self._serves != wanted or self._process.popen.poll() is not None:
+        imported = self._modules.get(function.module, function.file)
+        suits = self._serves == wanted and imported == function.file
+        if self._process is None or not suits or self._process.popen.poll() is not None:
             self._end_process()
-            self._process, self._serves = MeasuringProcess(surroundings), wanted
+            self._process = MeasuringProcess(surroundings)
+            self._serves, self._modules = wanted, {}
+        self._modules[function.module] = function.file
         return self._process
 
     def against_base(self, group: str, label: str, call: CallRequest, tell: Callable[[str], None]) -> Verdict:

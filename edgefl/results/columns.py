@@ -171,8 +171,9 @@ def evaluations(record: Record) -> Table:
 
     ``at_s`` is the time at which the version was published, in emulated seconds, and ``trips`` is the number
     of client trips that had ended by then. If the last version is evaluated only because the run ends, both
-    refer to the end of the run. The columns after ``accuracy`` and ``loss`` are the metrics of the
-    user's ``evaluation.function`` and, in a private run, ``epsilon``: the ε spent up to the version.
+    refer to the end of the run. ``wall_s`` is the wall time at which the result arrived. The columns after
+    ``accuracy`` and ``loss`` are the metrics of the user's ``evaluation.function`` and, in a private run,
+    ``epsilon``: the ε spent up to the version.
     """
     rows = record.evaluations
     kinds = {"version": int, "at_s": float, "wall_s": float, "trips": int, "accuracy": float, "loss": float}

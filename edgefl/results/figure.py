@@ -43,6 +43,8 @@ _SETTINGS: Any = {
     "xtick.labelsize": 7,
     "ytick.labelsize": 7,
     "text.parse_math": False,
+    "text.usetex": False,  # the user may have set it; LaTeX fails on names with an underscore
+    "savefig.bbox": None,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.linewidth": 0.6,

@@ -196,7 +196,7 @@ _TERMS = {
     ),
     "accuracy": (r"^accuracy", "Share of the evaluated examples that the global model classifies correctly."),
     "applied weight": (
-        r"\bweight\b",
+        r"(?<!share of )\bweight\b",
         "A client's share of the total weight in all sums, multiplied by the number of clients: 1 is fair.",
     ),
     "client trip": (
@@ -245,7 +245,7 @@ TERMS = {term: text for term, (_, text) in sorted(_TERMS.items())}
 def term_of(heading: str) -> str | None:
     """Return the term that explains a heading, or None.
 
-    >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Seed")
+    >>> term_of("Staleness / 95%"), term_of("Slow phones' classes"), term_of("Share of weight")
     ('staleness', 'slow phones', None)
     """
     return next((term for term, (pattern, _) in _TERMS.items() if re.search(pattern, heading.lower())), None)

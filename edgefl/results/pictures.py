@@ -28,7 +28,9 @@ _NAMES = "ink muted line band good bad down compute up c1 c2 c3 c4 c5 c6 c7 c8"
 _ROLES = {role: f"#0a0b{number:02x}" for number, role in enumerate(_NAMES.split(), 1)}
 _SETTINGS: Any = {
     "svg.fonttype": "none",
+    "savefig.bbox": None,
     "text.parse_math": False,
+    "text.usetex": False,  # the user may have set it; LaTeX fails on names with an underscore
     "axes.formatter.use_mathtext": False,
     "font.family": "DejaVu Sans",
     "axes.grid": True,

@@ -148,6 +148,7 @@ class Record:
 
     def _open(self) -> sqlite3.Connection:
         probe, log = "SELECT COUNT(*) FROM sqlite_master", self.path.with_name(f"{FILE_NAME}-wal")
+        seal.refuse_foreign_journal(self.path)
         db, again = self._connect(), ""
         try:
             db.execute(probe).fetchone()

@@ -207,9 +207,9 @@ def _on_clients(found: dict[str, Any] | None) -> list[str]:
         [name, values["clients"], *(text_of(values[kind]) for kind in kinds)]
         for name, values in found["by_profile"].items()
     ]
-    for which in ("mean", "worst_decile"):
-        name = "Mean of all" if which == "mean" else "Mean of the worst tenth"
-        rows.append([name, found["clients"], *(text_of(found[kind][which]) for kind in kinds)])
+    for which, name, part in (("mean", "Mean of all", 1), ("worst_decile", "Mean of the worst tenth", 10)):
+        clients = max(1, found["clients"] // part)
+        rows.append([name, clients, *(text_of(found[kind][which]) for kind in kinds)])
     about = f"{found['measure'].capitalize()} at version {found['version']}, mean over clients. "
     about += "Personal model: the global model after one trip's training on the client's other examples."
     table = html_table(["Profile", ">Clients", *(f">{kind.capitalize()} model" for kind in kinds)], rows)

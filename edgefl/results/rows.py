@@ -136,6 +136,7 @@ class EvaluationRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     version: int
     at_s: float
     wall_s: float
+    """Wall time at which the result arrived, which is later than the wall time that belongs to ``at_s``."""
     trips: int
     """Number of client trips that had ended at ``at_s``."""
     accuracy: float

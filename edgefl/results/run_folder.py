@@ -7,7 +7,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edgefl.core.events import Died, Evaluated
@@ -217,7 +217,9 @@ def missing_results(folder: Path) -> list[str]:
 
 
 def _missing(folder: Path) -> list[str]:
-    return [name for name in RESULTS if not (folder / name).is_file()]
+    missing = [name for name in RESULTS if not (folder / name).is_file()]
+    # The summary is written first; without it, other results are from `edgefl report` during the run.
+    return [*RESULTS] if SUMMARY_FILE in missing else missing
 
 
 def forget_noise(folder: Path) -> None:
@@ -228,10 +230,11 @@ def forget_noise(folder: Path) -> None:
                 (folder / name).unlink(missing_ok=True)
 
 
-def remove_results(folder: Path) -> None:
-    """Remove the results of an interrupted run that is being resumed."""
-    for name in RESULTS:
+def remove_results(folder: Path, names: Collection[str] = RESULTS) -> None:
+    """Remove results that were written before the run's end, because the run goes on or has now ended."""
+    for name in names:
         (folder / name).unlink(missing_ok=True)
+    flush_folder(folder)
 
 
 def base_of(folder: Path, begun: bool = False) -> Path:

@@ -9,6 +9,7 @@ its writer may have been killed during a copy.
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
 
 import numpy as np
@@ -57,6 +58,21 @@ def check(record: Path) -> None:
         f"run record {record} is damaged: it does not match its seal "
         f"(if you changed it yourself, remove {place.name})"
     )
+
+
+_MAGIC, _LONGEST = bytes.fromhex("d9d505f920a163d7"), 512
+"""An SQLite journal may end with the name of another file, the name's length (at most 512), a checksum and
+these bytes. SQLite deletes that file when it has rolled the journal back."""
+
+
+def refuse_foreign_journal(record: Path) -> None:
+    """Raise `ConfigError` if opening the record could make SQLite delete a file that its journal names."""
+    journal = f"{os.path.realpath(record)}-journal"  # SQLite follows links, too
+    with contextlib.suppress(OSError), open(journal, "rb") as file:  # usually there is no journal
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 16))
+        end = file.read()
+        if end.endswith(_MAGIC) and 0 < int.from_bytes(end[:4]) <= _LONGEST:
+            raise ConfigError(f"{journal} names another file, so edgefl did not write it; remove it")
 
 
 def _place(record: Path) -> Path:

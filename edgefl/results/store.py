@@ -85,12 +85,12 @@ class Store:
     file cannot be written.
 
     >>> import tempfile; from edgefl.core.events import Joined; from edgefl.results.record import Record
-    >>> folder = tempfile.mkdtemp()
-    >>> with Store(folder) as store:
-    ...     store.set_meta(strategy="fedbuff")
-    ...     store.journal(Joined(client=0, at_s=0.0))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     with Store(folder) as store:
+    ...         store.set_meta(strategy="fedbuff")
+    ...         store.journal(Joined(client=0, at_s=0.0))
+    ...     Record(folder).meta.strategy
     1
-    >>> Record(folder).meta.strategy
     'fedbuff'
     """
 
@@ -99,6 +99,7 @@ class Store:
         if not (create or self.path.is_file()):
             raise FolderError(f"run record {self.path} not found: it was removed")
         fresh = not self.path.exists() or self.path.stat().st_size == 0
+        seal.refuse_foreign_journal(self.path)
         with as_config_error(f"run record {self.path} cannot be opened", sqlite3.Error):
             self._db = sqlite3.connect(self.path, timeout=WAIT_MS / 1000, isolation_level=None)
         try:

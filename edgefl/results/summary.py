@@ -527,18 +527,21 @@ def breakdown(record: Record) -> dict[str, Any]:
 
     ``busy`` is the share of the time during which the server did not wait, and ``us_a_trip`` is a stage's
     wall time per completed trip, in microseconds. ``limited_by`` is ``server`` if the server is the
-    bottleneck, and otherwise ``phones`` (wall clock) or ``training`` (virtual clock); it is None if nothing
-    was recorded.
+    bottleneck, and otherwise ``phones`` (wall clock), ``training`` (virtual clock) or ``evaluation`` (virtual
+    clock, if the server mostly waits for evaluations that can end the run); it is None if nothing was
+    recorded.
     """
     seconds = {row.stage: row.seconds for row in record.costs if row.stage not in ("start", "end")}
     total = sum(seconds.values())
     if not total > 0.0:
         return {"busy": None, "limited_by": None, "says": "", "stages": {}}
-    work = {stage: spent for stage, spent in seconds.items() if stage != "wait"}
+    work = {stage: spent for stage, spent in seconds.items() if stage not in ("wait", "evaluation")}
     worked = sum(work.values())
     busy = worked / total
     trips = int((record.trips["arrived_s"] >= 0).sum()) or math.nan
     limited = "server" if busy >= BUSY else "phones" if record.meta.clock == "wall" else "training"
+    if limited == "training" and seconds.get("evaluation", 0.0) > seconds.get("wait", 0.0):
+        limited = "evaluation"
     first = max(work, key=lambda stage: work[stage], default="")
     share = work[first] / worked if worked > 0 else 0.0
     most = f"{WORDS.get(first, first)} takes {share:.0%} of its busy time"
@@ -549,6 +552,7 @@ def breakdown(record: Record) -> dict[str, Any]:
         "server": f"The server limits this run: it is busy {busy:.0%} of the time, and {most}.",
         "phones": f"The phones set the pace: the server waits {1 - busy:.0%} of the time; {most}.",
         "training": f"Training limits this run: the server waits {1 - busy:.0%} of the time; {most}.",
+        "evaluation": f"Evaluations limit this run: the server waits {1 - busy:.0%} of the time; {most}.",
     }
     stages = {
         stage: {"share": rounded(spent / total), "us_a_trip": rounded(spent / trips * 1e6)}

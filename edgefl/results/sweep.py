@@ -75,9 +75,11 @@ class Sweep:
         except ConfigError:
             return None
         found = [part._repr_html_() for part in tables if isinstance(part, FittedTable)]
-        # `plot` raises ConfigError if no accuracy was measured
-        with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:
-            found.append(self.plot(Path(folder) / "curves.svg").read_text(encoding="utf-8"))
+        for measure in ("accuracy", "loss"):  # `plot` raises ConfigError if the measure is missing
+            with contextlib.suppress(ConfigError), tempfile.TemporaryDirectory() as folder:
+                drawn = self.plot(Path(folder) / "curves.svg", y=measure)
+                found.append(drawn.read_text(encoding="utf-8"))
+                break
         return "\n".join(found)
 
     def _tables(self) -> Group:
@@ -113,7 +115,7 @@ class Sweep:
 
         The metrics are the accuracy, the best accuracy, the loss, the numbers of versions and client trips,
         the emulated and wall seconds, the mean and the maximum staleness, the accuracy for slow phones, the
-        mean weight applied to the updates of slow phones, and the client trips and emulated seconds to the
+        mean applied weight of slow phones (1 is fair), and the client trips and emulated seconds to the
         target (NaN if the run did not reach it). The last columns are the target; ``valid``, which is 1.0 for
         a valid run and otherwise 0.0; and ``no_progress``, which is 1.0 if the run has no meaningful result,
         because its model did not learn.

@@ -127,7 +127,7 @@ def target_of(records: Sequence[Record], given: float | None = None) -> RaceTarg
     window = window_of(stop)
     if given is not None:
         check_scored(records)
-        return RaceTarget(given, "given", window=window if given == stop.accuracy else WINDOW)
+        return RaceTarget(float(given), "given", window=window if given == stop.accuracy else WINDOW)
     if stop.accuracy is not None:
         return RaceTarget(stop.accuracy, "stop.accuracy of the runs", window=window)
     if (goal := stop.metric) is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -117,16 +118,17 @@ def _counter(name: str, pid: int, time_s: float, value: float) -> Event:
 
 
 def _server(record: Record, pid: int) -> Iterator[Event]:
-    scale = record.meta.time_scale
+    # A version is published when its sum ends. The sum's wall time is converted to emulated time; under the
+    # virtual clock, a sum takes no emulated time.
+    scale = record.meta.time_scale if record.meta.clock == "wall" else math.inf
     rows = list(record.versions.rows("version", "at_s", "updates", "weight_sum", "sum_s", "wall_s"))
-    for k, (version, at_s, updates, weight, sum_s, wall_s) in enumerate(rows):
-        start = _us(at_s)
-        # the sum's wall time is converted to emulated time; the slice ends at the next version at the latest
-        end = _us(at_s + sum_s / scale) if scale > 0 else start
-        if k + 1 < len(rows):
-            end = min(end, _us(rows[k + 1][1]))
+    last = 0.0
+    for version, at_s, updates, weight, sum_s, wall_s in rows:
+        end = _us(at_s)
+        start = min(end, max(last, _us(at_s - sum_s / scale)))
+        last = end
         detail = {"updates": updates, "weight": weight, "sum_s": sum_s, "wall_s": wall_s}
-        yield _slice(f"version {version}", pid, _VERSIONS, start, max(start, end), **detail)
+        yield _slice(f"version {version}", pid, _VERSIONS, start, end, **detail)
     for row in record.evaluations:
         args = {"accuracy": _finite(row.accuracy), "loss": _finite(row.loss), "trips": row.trips}
         args |= {"metrics": row.metrics} if row.metrics else {}

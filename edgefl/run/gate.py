@@ -110,7 +110,9 @@ class Gate:
     def _ready(self, peer: Peer, message: messages.Ready, _: Sequence[Frame]) -> Sequence[Checked]:
         if (message.role, message.peer, message.epoch) != (peer.role, peer.number, peer.epoch):
             raise WireError(f"{message.role} {message.peer} sent Ready on another process's connection")
-        if not hmac.compare_digest(message.password, control.password(self.socket.secret, peer.identity)):
+        password = control.password(self.socket.secret, peer.identity)
+        # `compare_digest` raises TypeError for a str with a letter such as é, so compare bytes.
+        if not hmac.compare_digest(message.password.encode(), password.encode()):
             raise WireError(f"wrong password for {peer.role} {peer.number}")
         was, peer.ready = peer.ready, True
         return self._repeated(peer) if was else (message,)

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from edgefl.experiment import Experiment
+from edgefl.host.capacity import most_workers
 from edgefl.host.channel import Channel
 from edgefl.parameters.buffer import Shape
-from edgefl.processes import usable_cores
 from edgefl.results.rows import NodeRow
 from edgefl.run import control
 
@@ -145,7 +145,7 @@ class ThisHost:
         yield control.Gathered(1)
 
     def carries(self) -> int:
-        return usable_cores()
+        return most_workers()
 
     def shares(self, count: int) -> list[Share]:
         return [Share("", range(count), self._step_s)]

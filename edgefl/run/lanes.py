@@ -95,11 +95,15 @@ class Job(msgspec.Struct, frozen=True, tag="job"):
     base: str
 
 
+class Ready(msgspec.Struct, frozen=True, tag="ready"):
+    """The lane has started; from now on, SIGTERM ends it, or the run that it executes."""
+
+
 class Made(msgspec.Struct, frozen=True, tag="made"):
     """The run is finished, and its results are in its folder."""
 
 
-FromLane = Made | Refused
+FromLane = Ready | Made | Refused
 
 
 class Lane(NamedTuple):
@@ -150,8 +154,8 @@ def make_all(
 
 
 def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Callable[[int], None]) -> None:
-    """Give each idle lane the next run, until all runs are finished."""
-    poller, busy = select.poll(), dict[int, tuple[Lane, int]]()
+    """Give each lane that is ready the next run, until all runs are finished."""
+    poller, busy = select.poll(), dict[int, tuple[Lane, int | None]]()
 
     def give(lane: Lane) -> None:
         if waiting:
@@ -163,7 +167,7 @@ def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Call
 
     for lane in lanes:
         poller.register(lane.channel, select.POLLIN)
-        give(lane)
+        busy[lane.channel.fileno()] = lane, None  # it still ignores SIGTERM, so a run could not be stopped
     while busy:
         for fd, _ in poller.poll():
             lane, number = busy.pop(fd)
@@ -173,7 +177,8 @@ def _hand_out(lanes: Sequence[Lane], waiting: deque[tuple[int, Job]], made: Call
                 raise RunError(f"the process of a run ended early: {Exit(lane.process.wait())}") from None
             if isinstance(answer, Refused):
                 raise (ConfigError if answer.config else RunError)(answer.message)
-            made(number)
+            if number is not None:
+                made(number)
             give(lane)
 
 
@@ -209,6 +214,7 @@ def main(channel_fd: int, parent_pid: int, cores: str) -> None:
         channel.receive()
         own: Channel[FromForkServer] = Channel.inherit(channel.descriptor(), FromForkServer)
         with ForkServer(own) as fork_server:
+            channel.send(Ready())
             while isinstance(job := channel.receive(), Job):
                 try:
                     finished(job.experiment, Path(job.folder), Path(job.base), lambda: fork_server)

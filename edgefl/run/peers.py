@@ -12,8 +12,8 @@ from typing import Any
 
 from edgefl.errors import RunError
 from edgefl.experiment import Experiment
+from edgefl.host.capacity import capacity_cores
 from edgefl.host.channel import Channel
-from edgefl.processes import usable_cores
 from edgefl.results.store import Store
 from edgefl.run import control
 from edgefl.run.clock import Alarms, WallClock
@@ -260,7 +260,7 @@ def slowest_step_s(plan: control.Serve, active: int) -> float:
     """Return the longest time, in wall seconds, for which a training step can keep a client silent while
     ``active`` clients train."""
     prepared = plan.prepared
-    seconds = prepared.host_step_s * max(1.0, active / usable_cores())
+    seconds = prepared.host_step_s * max(1.0, active / capacity_cores())
     if plan.experiment.fleet.throttle == "paced":
         return seconds
     # A client sends nothing while it is stopped, so it can be silent for as long as a step on the device.

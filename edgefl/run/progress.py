@@ -43,7 +43,7 @@ class Gauge:
         self._load = plan.load
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
-        """Sums of the planned and of the measured times of all trips, in emulated seconds."""
+        """Sums of the planned and of the measured times of trips long enough to judge, in emulated s."""
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
@@ -56,8 +56,9 @@ class Gauge:
         if not self._wall or times.own_pace:  # the virtual clock computes times, so there is no error
             return
         trip = times.trip
-        self._declared_s += trip.declared_s
-        self._achieved_s += trip.achieved_s
+        if trip.declared_s >= self._resolution_s:
+            self._declared_s += trip.declared_s
+            self._achieved_s += trip.achieved_s
         least_s = max(self._resolution_s, MINOR_PART * trip.declared_s)
         for spent in (times.compute, trip):  # the two errors in the summary's headline
             if spent.declared_s >= least_s:

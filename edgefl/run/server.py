@@ -17,6 +17,7 @@ from edgefl.core.events import Halted
 from edgefl.errors import RunError
 from edgefl.experiment import NO_PROGRESS
 from edgefl.host.channel import Channel, Closed
+from edgefl.host.pacing import Pauses
 from edgefl.run import control, messages, resume
 from edgefl.run.clock import Alarms
 from edgefl.run.engine import Engine
@@ -66,6 +67,7 @@ class ServerLoop:
         self._recorded: dict[str, tuple[int, int]] = {}
         """For each stage, the nanoseconds and the number of calls that are already in the record."""
         self._reports = 0
+        self._pauses = Pauses(1.0 / CHECKPOINT_SHARE)
 
     def run(self) -> None:
         """Serve until the run ends, then complete the record and write a checkpoint."""
@@ -90,7 +92,7 @@ class ServerLoop:
         self._conclude()
 
     def _turn(self) -> None:
-        self._watch.to("start" if not self._started else "wait" if self._stopped is None else "end")
+        self._watch.to(self._idle_stage())
         patience_ms = 0 if self._channel.waiting else self._timeline.wait_ms()
         news = self._gate.wait(self._alarms.wait_ms(patience_ms))
         for peer, message in self._gate.receive():
@@ -110,6 +112,15 @@ class ServerLoop:
             self._handle_all(self._timeline.due())
         self._alarms.run_due()
         self._flush()
+
+    def _idle_stage(self) -> str:
+        """Return the stage of the server's time while it waits for messages."""
+        if not self._started:
+            return "start"
+        if self._stopped is not None:
+            return "end"
+        held_up = self._evaluation.waiting and self._virtual and self._experiment.stop.measured
+        return "evaluation" if held_up else "wait"
 
     def _handle_all(self, timeline_events: Iterator[TimelineEvent]) -> None:
         for timeline_event in timeline_events:
@@ -253,14 +264,13 @@ class ServerLoop:
     def _checkpoint_again(self) -> None:
         """Write a checkpoint, and schedule the next one after ``checkpoint.every_s`` seconds.
 
-        The interval is longer if checkpoints would take more than `CHECKPOINT_SHARE` of the time.
+        The interval is longer if checkpoints would take more than `CHECKPOINT_SHARE` of the time. A single
+        checkpoint during which this process was suspended does not extend it.
         """
         started = time.monotonic()
         self._checkpoint()
-        took_s = time.monotonic() - started
-        self._alarms.after(
-            max(self._experiment.checkpoint.every_s, took_s / CHECKPOINT_SHARE), self._checkpoint_again
-        )
+        pause_s = self._pauses.after(time.monotonic() - started)
+        self._alarms.after(max(self._experiment.checkpoint.every_s, pause_s), self._checkpoint_again)
 
     def _network(self) -> dict[str, int]:
         """Return the numbers of bytes sent and received through the door (the server's socket for other

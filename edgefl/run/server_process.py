@@ -13,7 +13,6 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +72,7 @@ from edgefl.run.transport import PART_BYTES, SERVER_ENDS
 from edgefl.run.virtual import VirtualTimeline
 from edgefl.run.wall import WallTimeline
 from edgefl.sequences import LazySequence
-from edgefl.strategies import resolve
+from edgefl.strategies import hyperparameters, resolve
 from edgefl.strategies.base import Client, Strategy
 from edgefl.terminal import printable
 from edgefl.zeromq import strangers
@@ -269,8 +268,8 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         edgefl=_version("edgefl"),
         created_unix_s=time.time(),
         strategy=str(experiment.strategy["name"]),
-        strategy_fields=asdict(strategy),
-        remark=strategy.remark,
+        strategy_fields=hyperparameters(strategy),
+        remark=strategy.remark or "",
         in_phase=in_phase(experiment, strategy),
         privacy=experiment.privacy,
         sampling=None if drawn is None else (float(drawn[0]), drawn[1]),

@@ -40,7 +40,7 @@ from edgefl.errors import ConfigError, EdgeflError, RunError
 from edgefl.experiment import Experiment
 from edgefl.host.capacity import TimeScale, UsageMeter, memory_limit_bytes
 from edgefl.host.channel import Channel, Closed, Refused
-from edgefl.host.children import Child, end_child, exit_of
+from edgefl.host.children import Child, end_child, exit_of, kill_tree
 from edgefl.host.confinement import Enforcement, enforced
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.memory import proportional_mib
@@ -66,8 +66,7 @@ from edgefl.terminal import printable
 GRACE_S = 10.0
 """Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Maximum time in seconds that a resume waits for the final checkpoint of a server whose supervisor was
-killed."""
+"""Seconds for which a resume waits for the final checkpoint of a server whose supervisor was killed."""
 MAX_DEATHS = 3
 """The run ends when the server or the zygote has died this many times in a row and no new version was made
 in between."""
@@ -146,7 +145,6 @@ def resume(
         if begun:
             checkpoint.latest(folder / run_folder.CHECKPOINTS)
             experiment = at_recorded_scale(experiment, folder)
-            run_folder.remove_results(folder)
         else:
             run_folder.clear(folder)
             run_folder.begin(folder, base)
@@ -175,6 +173,7 @@ def write_results(folder: Path, names: Collection[str] = run_folder.RESULTS) -> 
     from edgefl.results import report, summary, trace
 
     run_folder.forget_noise(folder)
+    run_folder.remove_results(folder, names)
     found = summary.summarize(folder)
     writers: tuple[Callable[[Path], Path], ...] = (
         partial(summary.write_summary, summary=found),
@@ -214,8 +213,7 @@ class _Supervisor:
     _view: RunView
     _enforcement: Enforcement
     _lock: int
-    """File descriptor of the folder's lock. The server also receives it, because the server may briefly
-    outlive this process."""
+    """File descriptor of the folder's lock. The server has it too, as it may briefly outlive this process."""
     fork_server: ForkServer | None
     _here: ThisHost
     """This host. It runs the evaluator and, if it is the only host, all other peers."""
@@ -432,9 +430,10 @@ class _Supervisor:
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Ask the server to stop. On the second interrupt, or if the server is not listening yet, kill it."""
+        """Ask the server to stop. At the second interrupt, kill it; before it listens, kill all processes."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
-            self._children["server"].kill()
+            for name in ("server",) if self._state in HAS_LISTENED else CHANNELS:
+                kill_tree(self._children[name])  # a zygote that is loading data would not notice the end
             raise KeyboardInterrupt
         self._view.say("interrupted: writing a checkpoint (Ctrl-C again stops at once)")
         self._stop_serving()
@@ -556,6 +555,7 @@ class _Supervisor:
         )
         self._hosts.adopt(shape)
         self._buffer = ParameterBuffer.create(shape, most_bytes=memory_limit_bytes())
+        run_folder.remove_results(self._folder)  # of an interruption
         self._here.zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
         self._state = State.ADOPTING
 

@@ -21,7 +21,7 @@ from edgefl import config, toml
 from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import NO_PROGRESS, Experiment
 from edgefl.host.channel import Closed, Refused
-from edgefl.host.children import end_child
+from edgefl.host.children import end_child, kill_tree
 from edgefl.host.confinement import Enforcement
 from edgefl.host.fork_server import ForkServer
 from edgefl.host.process import allow_open_files
@@ -79,7 +79,7 @@ def _literal(value: Any) -> str:
     experiment's values."""
     if isinstance(value, msgspec.Struct):
         return toml.literal(value)
-    return toml.literal(config.plain(value.item() if isinstance(value, np.generic) else value))
+    return toml.literal(config.plain(value))
 
 
 class Planned(NamedTuple):
@@ -182,6 +182,9 @@ def _try_training(planned: Sequence[Planned], base: Path, fork_server: Callable[
             answer = channel.receive()
         except Closed:
             raise RunError(f"{label}: the trial run of the training function ended unexpectedly") from None
+        except KeyboardInterrupt:
+            kill_tree(child)  # while it loads or trains, it would not notice that the channel is closed
+            raise
         finally:
             channel.close()
             end_child(child, supervisor.GRACE_S)

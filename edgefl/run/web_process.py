@@ -207,7 +207,11 @@ class LivePage:
         known = (staleness[0], progress.fidelity_median, progress.fidelity_p95)
         share = self._view.goal(progress).share
         numbers = (math.nan if value is None else value for value in known)
-        self._curve.append((progress.emulated_s, progress.wall_s, progress.trips, share, *numbers))
+        emulated_s, wall_s = progress.emulated_s, progress.wall_s
+        # A new server may have gone back to a checkpoint.
+        while self._curve and (self._curve[-1][0] > emulated_s or self._curve[-1][1] > wall_s):
+            self._curve.pop()
+        self._curve.append((emulated_s, wall_s, progress.trips, share, *numbers))
         if len(self._curve) > MAX_POINTS:
             del self._curve[1:-1:2]
 

@@ -485,7 +485,11 @@ class Workload:
                 self._train_apart(self._largest(), np.random.default_rng(0), most=size)
 
     def _outputs_remark(self) -> str:
-        """Return a remark if the model has more outputs than the data have classes, otherwise ""."""
+        """Return a remark if the model has more outputs than the data have classes, otherwise "".
+
+        Raises `ConfigError` if the model has no output for a client's class, because cross entropy would fail
+        on the client's trips.
+        """
         data, module = self.data, self.flat.module
         if data.classes is None or data.target_shape:
             return ""
@@ -494,9 +498,15 @@ class Workload:
         with _refusing_model(name, "evaluate a test example"), torch.no_grad():
             outputs = module(torch.tensor(data.test_x[:1]))
         module.train(training)
-        if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2 or outputs.shape[1] <= data.classes:
+        if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
             return ""
-        return f"model {name!r} has {outputs.shape[1]} outputs for {data.classes} classes"
+        count, largest = outputs.shape[1], int(data.train_y[self._rows.rows].max())
+        if count <= largest and self._custom is None and self.experiment.training.loss == "cross_entropy":
+            has = f"{count} outputs, for the classes 0 to {count - 1}"
+            raise ConfigError(f"model.name: {name!r} has {has}, but a client has class {largest}")
+        if count <= data.classes:
+            return ""
+        return f"model {name!r} has {count} outputs for {data.classes} classes"
 
     def _terms_remark(self) -> str:
         """Return a remark if the user's training function must add the strategy's proximal term itself,

@@ -101,6 +101,7 @@ class Zygote:
                 if initialise:
                     self._run_without_cuda("edgefl-first-model", self._write_first_model)
                     self._buffer.publish(version=0, entry=0)
+                self._ends.watch()  # the user's code that was tried out may have ended it
                 # Freeze these permanent objects: a garbage collection in a fork would copy their pages.
                 gc.collect()
                 gc.freeze()
@@ -139,6 +140,8 @@ class Zygote:
             self._workload = workload = self._load()
             prepared = workload.prepared()
             if self._request.fingerprint:
+                if self._on_gpu:  # the bits of the device on which the workers train are compared
+                    workload.settle()
                 prepared = msgspec.structs.replace(prepared, fingerprint=workload.fingerprint())
             self._channel.send(prepared)
         except EdgeflError as error:
@@ -237,6 +240,9 @@ def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     become_child(parent_pid, "edgefl-zygote")
     kill_forks_with_parent()
     adopt_orphans()  # reap programs that training code started
+    kernels.set_threads(1)  # like torch; more threads would also count towards a phone's memory limit
+    if os.environ.get("EDGEFL_BACKEND") == "cuda":  # it is for the server; phones see no GPU
+        del os.environ["EDGEFL_BACKEND"]
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")
     Zygote(channel, getattr(import_module(module), name)).run()

@@ -12,7 +12,8 @@ masks):
 
 A mask does not depend on the model's version or on other clients, so updates of any staleness can be summed,
 and a client may go offline after its upload. Any T holders together with the server learn nothing but the
-sums. N − U holders may be offline.
+sums if the server sends all holders the same requests; otherwise see docs/secure.md. N − U holders may be
+offline.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@
     4. The server recovers the masks from these shares and removes them from the sum.
 
 No client reveals shares of both secrets of another client, and more than half of the clients are needed to
-recover one secret. So an update stays hidden even if the server sends different lists to different clients.
+recover one secret. So an update stays hidden even if the server sends different lists to different clients,
+unless at least 2 · threshold − n of the n clients help the server.
 """
 
 from __future__ import annotations
@@ -290,11 +291,14 @@ class Participant:
 
     def receive(self, sender: int, sealed: bytes, content: bytes = b"") -> None:
         """Decrypt and store the shares from the client ``sender``; ``content`` is the digest of that client's
-        update. Raises `SecureError` if the shares were altered or not expected."""
+        update. Raises `SecureError` if the shares were altered, not expected or not valid."""
         if sender not in self._peers or sender in self._held:
             raise SecureError(f"unexpected shares from client {sender}")
         opened = self._seal_keys.open(self._peers[sender].seal_key, self._purpose(content), sealed)
-        self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
+        try:
+            self._held[sender] = msgspec.msgpack.decode(opened, type=Shares)
+        except msgspec.DecodeError as error:
+            raise SecureError(f"the shares from client {sender} are not valid: {error}") from None
 
     def mask(self, update: Floats, weight: int) -> Words:
         """Return the weighted update plus all masks. This may be called only once per round."""

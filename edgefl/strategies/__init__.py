@@ -24,11 +24,14 @@ strategy can be a subclass of `Asynchronous`, `Buffered`, `Polled` or `Rounds`:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from edgefl.errors import ConfigError, described, shortened, unknown
 from edgefl.kernels.steps import ServerOptimizer
@@ -122,6 +125,23 @@ def fields(name: Any, search_path: Iterable[str | Path] = ()) -> list[str]:
     ['server_lr', 'concurrency']
     """
     return _fields(kind(name, search_path))
+
+
+def hyperparameters(strategy: Strategy) -> dict[str, Any]:
+    """Return the fields that the strategy's constructor takes, as plain data for the record.
+
+    A field is left out if the user's own ``__post_init__`` has replaced its value with an object that is not
+    plain data; arrays become lists.
+
+    >>> from edgefl.strategies.fedavgm import FedAvgM
+    >>> hyperparameters(FedAvgM(momentum=0.5))["momentum"]
+    0.5
+    """
+    found: dict[str, Any] = {}
+    for name in _fields(type(strategy)):
+        with contextlib.suppress(AttributeError, TypeError):
+            found[name] = msgspec.to_builtins(getattr(strategy, name), enc_hook=lambda array: array.tolist())
+    return found
 
 
 def kind(name: Any, search_path: Iterable[str | Path] = ()) -> type[Strategy]:

@@ -288,6 +288,7 @@ class Strategy:
     `stepped` may record in the state that the step was applied.
 
     The constructor checks each field against its annotation and raises a `ConfigError` that names the field.
+    Numpy's scalars become Python's.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"
@@ -319,7 +320,11 @@ class Strategy:
         except NameError:  # a class defined in a function may be annotated with that function's local types
             hints = {}
         for name in (item.name for item in fields(self) if item.name in hints):
-            for fault in faults(getattr(self, name), hints[name], f"strategy.{name}"):
+            value = getattr(self, name)
+            if isinstance(value, np.generic):
+                value = value.item()
+                object.__setattr__(self, name, value)
+            for fault in faults(value, hints[name], f"strategy.{name}"):
                 raise fault
         _check_attributes(self)
 

@@ -22,7 +22,7 @@ class TripStatistics:
     staleness: MovingAverage
     latency_s: list[float]
     """Duration of each client's last trip, in emulated seconds. Before the client's first trip, it is the
-    duration that the device profile predicts for download and training."""
+    duration that the device and network profiles predict."""
     utility: dict[int, float] = field(default_factory=dict)
     """Utility of each client that has delivered an update."""
     begun_s: dict[int, float] = field(default_factory=dict)
@@ -102,7 +102,7 @@ class Pisces(Asynchronous):
 
     def begin(self, devices: Sequence[Client]) -> TripStatistics:
         average = MovingAverage(len(devices), window=self.window)
-        latency_s = [device.down_s + device.compute_s for device in devices]
+        latency_s = [device.down_s + device.compute_s + device.up_s for device in devices]
         return TripStatistics(average, latency_s, exploration=self.exploration)
 
     @property

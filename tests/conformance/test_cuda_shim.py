@@ -7,6 +7,7 @@ which needs a GPU, tests that the kernels can be launched and that copies overla
 
 from __future__ import annotations
 
+import ctypes
 import shlex
 import shutil
 import subprocess
@@ -116,6 +117,16 @@ def test_masks_of_several_chunks(size: int) -> None:
             kernels.field_sum(total, vectors, weights, backend)
             made[-1] += (total.tobytes(),)
     assert made[0] == made[1]
+
+
+@pytest.mark.usefixtures("_shim")
+def test_a_call_after_one_that_found_no_memory_succeeds() -> None:
+    x, out = np.ones(9, np.float32), np.empty(9, np.float32)
+    listed = backend_cuda.vectors([x], x[:1], [None])
+    arguments = (None, None, ctypes.addressof(listed), 1, 2**60, None, None, None)
+    assert backend_cuda.library().efc_sum_host(*arguments) == -1
+    kernels.weighted_sum(out, None, [x], [1.0], "cuda")
+    assert out.tolist() == x.tolist()
 
 
 MUTANTS = {

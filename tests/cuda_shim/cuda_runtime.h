@@ -136,7 +136,13 @@ typedef int cudaError_t;
 typedef int *cudaStream_t;
 enum { cudaSuccess, cudaHostRegisterPortable, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaStreamNonBlocking };
 static inline const char *cudaGetErrorString(cudaError_t) { return "no memory"; }
-static inline cudaError_t cudaGetLastError() { return cudaSuccess; }
+static cudaError_t shim_last = cudaSuccess; /* error of the last call that failed; calls that succeed keep it */
+static inline cudaError_t cudaGetLastError()
+{
+    const cudaError_t last = shim_last;
+    shim_last = cudaSuccess;
+    return last;
+}
 static inline cudaError_t cudaGetDeviceCount(int *count) { return *count = 1, cudaSuccess; }
 static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, int) { return *s = new int, cudaSuccess; }
 static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSuccess; }
@@ -147,7 +153,8 @@ static inline cudaError_t cudaMalloc(char **p, size_t bytes)
 {
     *p = (char *)aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (*p) memset(*p, 0xA5, bytes); /* nothing may rely on zeros */
-    return *p || !bytes ? 0 : 1;
+    if (*p || !bytes) return cudaSuccess;
+    return shim_last = 1;
 }
 static inline cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, int, cudaStream_t)
 {

@@ -395,6 +395,23 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_again(finished: Path, tm
         supervisor.resume(folder)
 
 
+def test_a_resume_that_fails_before_it_goes_on_leaves_the_results(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(finished, folder)
+    with Store(folder) as store:
+        store.set_meta(status="interrupted")
+
+    def fail(*_: object) -> None:
+        raise ConfigError("module 'mine' not found")
+
+    monkeypatch.setattr(supervisor, "resolve", fail)
+    with pytest.raises(ConfigError, match="module 'mine' not found"):
+        supervisor.resume(folder, quiet=True)
+    assert set(run_folder.RESULTS) <= {*files(folder)}
+
+
 def test_a_child_process_that_still_imports_ignores_stop_signals() -> None:
     child, channel = start_process("edgefl.host.awake", None, dict(os.environ))
     stops = sum(1 << number - 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))

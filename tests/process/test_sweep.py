@@ -7,8 +7,10 @@ import shutil
 import signal
 import sys
 import traceback
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote
 
@@ -317,6 +319,19 @@ def test_interrupted_concurrent_runs_have_checkpoints_and_are_resumed(tmp_path: 
         assert run.result.summary()["model_sha256"] == undisturbed.summary()["model_sha256"]
 
 
+def test_a_process_for_concurrent_runs_gets_a_run_only_when_signals_can_end_it() -> None:
+    """Until then it ignores SIGTERM, so after Ctrl-C it would execute the whole run."""
+    ours, theirs = pair()
+    theirs.close()
+    process: Any = SimpleNamespace(wait=lambda: -signal.SIGKILL)
+    lane = lanes.Lane(process, Channel(ours, lanes.FromLane))
+    waiting = deque([(0, lanes.Job(SHORT, "run", "."))])
+    with pytest.raises(RunError, match="ended early: signal 9"):
+        lanes._hand_out([lane], waiting, lambda _: None)
+    assert len(waiting) == 1
+    lane.channel.close()
+
+
 @pytest.mark.slow
 def test_ctrl_c_ends_concurrent_runs_in_the_background_of_a_shell(tmp_path: Path) -> None:
     """A shell starts background processes with SIGINT ignored."""
@@ -423,6 +438,8 @@ def test_a_target_of_accuracy_is_refused_for_a_regression_after_its_first_run(tm
     with pytest.raises(ConfigError, match="target: accuracy is not evaluated here, only loss; leave"):
         sweep(regression, tmp_path / "sweep", seeds=[1, 2], target=0.9)
     assert [one.name for one in (tmp_path / "sweep" / "runs").iterdir()] == ["fedbuff-seed-1"]
+    found = sweep(regression, tmp_path / "sweep", seeds=[1])
+    assert "<svg" in str(found._repr_html_())  # the curves of the loss
 
 
 def test_the_traceback_of_an_error_in_python_has_two_frames(tmp_path: Path) -> None:

@@ -7,11 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
 
 from edgefl import kernels
 from edgefl.cli import main
-from edgefl.lab import aggregate
+from edgefl.lab import aggregate, bench
 from edgefl.lab.aggregate import arrays_of
 
 NATIVE = kernels.backends()["c"] == "ok"
@@ -39,6 +40,18 @@ def test_sizes_that_do_not_fit_memory_are_named(result: dict[str, Any]) -> None:
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
+def test_a_row_needs_more_than_twice_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "available_bytes", lambda: 140_000)
+    assert aggregate.run(sizes=[(3000, 3)])["rows"] == []  # of 60,000 bytes
+
+
+def test_the_limit_of_a_container_limits_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "memory_limit_bytes", lambda: None)
+    assert bench.available_bytes() > 1 << 20
+    monkeypatch.setattr(bench, "memory_limit_bytes", lambda: 1 << 20)
+    assert bench.available_bytes() == 1 << 20
+
+
 def test_the_grid_has_all_sizes_types_and_thread_numbers() -> None:
     sizes = [(d, k) for d in aggregate.PARAMETERS for k in aggregate.UPDATES]
     rows = aggregate.rows_of(sizes, quick=False)
@@ -56,6 +69,18 @@ def test_the_bytes_of_scales_are_counted() -> None:
     assert arrays.moved_bytes == 4 * 1000 + 4 * 4 * 4 + 2 * 4 * 1000
     assert all(row.ctypes.data % 8 == 0 for row in arrays.stacked)
     assert arrays.base.ctypes.data % 64 == arrays.out.ctypes.data % 64 == 0
+
+
+@pytest.mark.skipif(not NATIVE, reason="the read loop needs the C extension")
+@pytest.mark.parametrize("dtype", ["int8", "float32"])
+def test_the_read_loop_reads_all_bytes_that_are_counted(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.lab import _probe
+
+    read: list[int] = []
+    monkeypatch.setattr(_probe, "read", lambda group, threads: read.extend(each.nbytes for each in group))
+    arrays = arrays_of(1000, 70, dtype, 1)
+    dict(aggregate._limits(arrays))["read loop"]()
+    assert sum(read) == arrays.moved_bytes
 
 
 def test_a_slow_contender_takes_three_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +141,7 @@ def test_the_command_shows_its_progress_and_names_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(aggregate, "QUICK", ((100, 2),))
+    monkeypatch.setitem(matplotlib.rcParams, "text.usetex", True)  # fails without LaTeX
     path = tmp_path / "figures.json"
     assert main(["bench", "aggregate", "--quick", "--json", str(path)]) == 0
     err = capsys.readouterr().err

@@ -145,6 +145,45 @@ def test_a_failed_program_has_a_row_with_its_last_line(
     assert {row["why"] for row in result["rows"]} == {"RuntimeError: no flsim here"}
 
 
+def test_a_program_may_be_silent_as_long_as_its_measurement_takes(
+    digits: peers.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """edgefl's program reports its models at its end."""
+    monkeypatch.setattr(peers, "PATIENCE_S", 0.01)
+    monkeypatch.setattr(peers, "interpreter", lambda framework, folder: sys.executable)
+    printing = (
+        "import json, time; time.sleep(0.3); [print(json.dumps({{'trips': n, 'at_s': n}})) for n in (1, 2)]"
+    )
+    monkeypatch.setattr(peers, "_START", printing)
+    (row,) = peers.run(True, only="edgefl", settings="flute", seconds=60.0, venvs=tmp_path)["rows"]
+    assert (row["why"], row["trips_per_s"]) == ("", 1.0)
+
+
+def test_a_single_turn_has_no_spread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    row = {"why": "", "version": "1", "trips_per_s": 5.0, "spread": 0.0, "start_s": 1.0, "peak_mib": 9.0}
+    host = {"cpu": "x", "cores": 1, "load_1min": 0.5}
+    result = {"host": host, "seconds": 1.0, "venvs": "v", "rows": [CASE._asdict() | row]}
+    for repetitions in (1, 3):
+        peers.show(result | {"repetitions": repetitions})
+        assert ("0.0%" in capsys.readouterr().out) == (repetitions > 1)
+
+
+def test_the_load_is_that_before_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    load = [0.25]
+
+    def interpreter(framework: str, folder: Path) -> str:
+        load[0] = 9.0
+        raise RunError("none")
+
+    monkeypatch.setattr("os.getloadavg", lambda: (load[0], 0.0, 0.0))
+    monkeypatch.setattr(peers, "interpreter", interpreter)
+    found = peers.run(only="pfl", settings="flute", venvs=tmp_path)
+    assert found["host"]["load_1min"] == 0.25
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -266,7 +266,7 @@ def test_a_lack_of_memory_is_an_error_of_one_line(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     if not memfd:
-        monkeypatch.delattr(os, "memfd_create")
+        monkeypatch.setattr("edgefl.parameters.buffer.memory_file", lambda: None)
     before = os.listdir("/proc/self/fd")
     with file_size_limit(1 << 20):
         with pytest.raises(RunError) as caught:
@@ -288,13 +288,22 @@ def test_a_buffer_larger_than_the_address_space_is_refused() -> None:
 
 
 def test_without_memfd_the_buffer_is_an_unnamed_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(os, "memfd_create")
+    monkeypatch.setattr("edgefl.parameters.buffer.memory_file", lambda: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     made = ParameterBuffer.create(SHAPE)
     assert os.listdir(tmp_path) == []
     assert os.fstat(made.fd).st_nlink == 0
     made.slot(0)[:] = 4
     assert ParameterBuffer.attach(os.dup(made.fd)).slot(0).tolist() == [4] * 5
+    made.close()
+
+
+def test_a_python_without_memfds_asks_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of conda, whose Python is built for an old C library."""
+    monkeypatch.delattr(os, "memfd_create", raising=False)
+    made = ParameterBuffer.create(SHAPE)
+    assert os.readlink(f"/proc/self/fd/{made.fd}").startswith("/memfd:edgefl-parameters")
+    assert not os.get_inheritable(made.fd)
     made.close()
 
 

@@ -80,6 +80,16 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
+def test_a_channel_can_be_opened_where_tests_must_not_open_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest-socket replaces the class of sockets."""
+    monkeypatch.setattr(socket, "socket", None)
+    left, right = (Channel[Any](end, Any) for end in pair())
+    left.send(7)
+    assert right.receive() == 7
+    left.close()
+    right.close()
+
+
 def test_any_split_of_the_stream_gives_the_same_messages(raw: tuple[socket.socket, Channel[Any]]) -> None:
     writer, channel = raw
     messages = [0, "", "x" * 300, {"a": [1, 2.5, None]}, b"\x00" * 1000]

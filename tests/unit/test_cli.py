@@ -522,9 +522,10 @@ def test_exec_returns_the_exit_code_of_its_command_or_of_the_verdict(
 def test_exec_notes_that_python_runs_as_interpreted_code(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The note is omitted if the speed was given as a class of code or as a share."""
+    """The note is omitted if the speed was given as a class of code or as a share, or is not limited."""
     monkeypatch.setattr("edgefl.programs.run", lambda *_: program_result())
-    for options, told in (([], True), (["--share", "0.2"], False), (["--like", "interpreter"], False)):
+    given = (["--share", "0.2"], ["--like", "interpreter"], ["--throttle", "off"])
+    for options, told in (([], True), *((each, False) for each in given)):
         assert main(["exec", *options, "--device", "pi-4", "python3", "x.py"]) == 0
         assert ("if it trains with torch, add --like torch:MODEL" in capsys.readouterr().err) is told
 

@@ -76,6 +76,11 @@ def test_a_profile_is_shown_with_the_sources_of_its_figures(edgefl: Shell) -> No
     assert edgefl.fits("profiles", "show", "pi-4") == out
 
 
+def test_the_time_of_a_step_is_that_of_the_median_device(edgefl: Shell) -> None:
+    out = edgefl.shows("profiles", "paper-defedavg-slowdowns")  # 0.102 s on the fastest device
+    assert re.search(r"one rate +0\.3", out)
+
+
 def test_check_names_all_problems(tmp_path: Path, edgefl: Shell, capsys: pytest.CaptureFixture[str]) -> None:
     good = [str(path) for path in sorted((PROFILES / "networks").glob("*.toml"))[:3]]
     assert edgefl.shows("profiles", "check", *good).splitlines() == [f"{path}: ok" for path in good]

@@ -12,8 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import matplotlib as mpl
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from shell import Shell
 
 from edgefl.cli import main
@@ -140,7 +142,8 @@ def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path:
     runs = {name: [tmp_path / f"{name}{seed}" for seed in (1, 2, 3)] for name in "ab"}
     file = plot(runs, tmp_path / "figure.pdf", over="trips")
     content = file.read_bytes()
-    assert content == plot(runs, tmp_path / "again.pdf", over="trips").read_bytes()
+    with mpl.rc_context({"text.usetex": True, "savefig.bbox": "tight"}):  # the user's own settings
+        assert content == plot(runs, tmp_path / "again.pdf", over="trips").read_bytes()
     assert b"/FontFile2" in content  # embedded, TrueType
     assert b"/Type3" not in content
     assert b"/Subtype /Image" not in content
@@ -155,6 +158,30 @@ def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path:
         plot(runs, tmp_path / "figure.xls")
     with pytest.raises(ConfigError, match="name at least one run"):
         plot({}, file)
+
+
+@pytest.mark.parametrize(("band", "low", "high"), [("range", 0.3, 0.5), ("interval", 0.0, 1.0)])
+def test_a_figure_has_the_mean_of_the_seeds_and_the_given_band(
+    band: Any, low: float, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 15 trips, the accuracy is 0.5 and 0.3; with two seeds, the interval is wider than all shares."""
+    runs = {"a": [write_run(tmp_path / f"{k}", trips=15, buffer_size=k, seed=k) for k in (3, 5)]}
+    drawn: dict[str, tuple[Any, ...]] = {}
+
+    def spy_on(name: str) -> None:
+        draw = getattr(Axes, name)
+
+        def spy(axes: Axes, *rows: Any, **how: Any) -> Any:
+            drawn[name] = rows
+            return draw(axes, *rows, **how)
+
+        monkeypatch.setattr(Axes, name, spy)
+
+    spy_on("plot")
+    spy_on("fill_between")
+    plot(runs, tmp_path / "figure.svg", over="trips", band=band)
+    assert [row[-1] for row in drawn["plot"]] == pytest.approx([15.0, 0.4])
+    assert [row[-1] for row in drawn["fill_between"]] == pytest.approx([15.0, low, high])
 
 
 def test_a_figure_in_eps_has_pale_bands_and_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

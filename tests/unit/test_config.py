@@ -243,6 +243,7 @@ training.steps=0 -> training.steps: must be a whole number from 1 to 1000000000,
 training={steps=1,epochs=1} -> training: give steps or epochs, not both; got steps = 1 and epochs = 1
 training.momentum=1 -> training.momentum: must be a number of at least 0 and below 1, got 1
 training.weight_decay=-1 -> training.weight_decay: must be a number from 0 to 3e+38, got -1
+training={function="flower:app:app",momentum=0.9} -> training.momentum: is not sent to a Flower app (training.function), got 0.9
 server.heartbeat_s=0.09 -> server.heartbeat_s: must be a number from 0.1 to 86400, got 0.09
 server.heartbeat_s=1e6 -> server.heartbeat_s: must be a number from 0.1 to 86400, got 1000000.0
 server.transport=tcp -> server.transport: must be 'shm' or 'wire', got 'tcp'
@@ -251,10 +252,14 @@ server.secure={kind="trusted",holders=6} -> server.secure.holders: has no effect
 server.secure={kind="pairwise",recover=3} -> server.secure.recover: has no effect without server.secure.kind = 'masks', got 3
 server.secure={kind="pairwise",private=2} -> server.secure.private: has no effect without server.secure.kind = 'masks', got 2
 evaluation.every_versions=0 -> evaluation.every_versions: must be a whole number from 1
+evaluation={every_trips=3,every_s=2.0} -> evaluation: give every_trips or every_s, not both
+privacy={clip_norm=1.0,quantile_rate=0.5} -> privacy.quantile_rate: has no effect without privacy.quantile, got 0.5
+privacy={clip_norm=1.0,mechanism="gaussian",honaker=true} -> privacy.honaker: has no effect without privacy.mechanism = 'tree', got true
 checkpoint.every_s=0 -> checkpoint.every_s: must be a finite number above 0, got 0
 stop={} -> stop: has no stopping condition; give at least one of: versions, trips, emulated_s, wall
 stop={min_improvement=0.1} -> stop: has no stopping condition
 stop={versions=1,min_improvement=0.1} -> stop.min_improvement: has no effect without stop.patience_evaluations
+stop.accuracy_over=3 -> stop.accuracy_over: has no effect without stop.accuracy, got 3
 stop.patience_evaluations=0 -> stop.patience_evaluations: must be a whole number from 1 to 1000000000, got 0
 stop.versions=0 -> stop.versions: must be a whole number from 1 to 1000000000, got 0
 stop.emulated_s=inf -> stop.emulated_s: must be a finite number above 0, got inf
@@ -284,6 +289,17 @@ def test_a_wrong_value_is_an_error_that_names_its_source(toml: Path, override: s
     toml.write_text(MINIMAL.replace("versions = 10", "") if override == "stop.version=3" else MINIMAL)
     text = fault(toml, override)
     assert text.startswith(f"--set {override}: {words}".replace("\n", " ")), text
+
+
+def test_keys_that_change_the_clients_examples_are_refused_with_a_flower_app(toml: Path) -> None:
+    toml.write_text(MINIMAL + "[training]\nfunction = 'flower:app:app'\n")
+    for key, value in (
+        ("fleet.attackers", '{share=0.2,kind="label-flip"}'),
+        ("data.growth", "{}"),
+        ("data.client_test_fraction", "0.2"),
+    ):
+        assert "has no effect on a Flower app (training.function)" in fault(toml, f"{key}={value}")
+    config.load(toml, ["fleet.attackers={share=0.2}", "training.lr=0.3"])
 
 
 def test_an_error_names_the_file_or_the_option_at_fault(toml: Path) -> None:
@@ -437,6 +453,15 @@ def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
     toml.write_text("[fleet]\ndevices = { pi-4 = 3, './pi-4.toml' = 2 }\n[stop]\nversions = 1\n")
     with pytest.raises(ConfigError, match=r"pi-4\.toml: the id 'pi-4' is also that of 'pi-4'; rename"):
         config.load(toml)
+
+
+def test_a_runs_file_may_be_longer_than_a_users(tmp_path: Path) -> None:
+    """A strategy from Python may have a number for each client; the run must stay resumable."""
+    path = tmp_path / "experiment.toml"
+    path.write_text(MINIMAL + "#" * 2**20)
+    assert config.load(path, recorded=True).stop == Stop(versions=10)
+    with pytest.raises(ConfigError, match="longer than 1 MiB"):
+        config.load(path)
 
 
 def test_removed_keys_are_ignored_only_at_their_defaults_in_a_runs_file(tmp_path: Path) -> None:

@@ -28,12 +28,12 @@ from tests.reports import write_run
 
 def test_tables_and_numpy_scalars_are_accepted() -> None:
     given = Experiment(
-        fleet={"devices": {"pi-4": np.int64(3)}},
+        fleet={"devices": {"pi-4": np.int64(3)}, "battery": np.bool_(False)},
         seed=np.int32(7),
         training=Training(lr=np.float32(0.5), steps=2),
         stop={"accuracy": 1},
         evaluation=Evaluation(every_versions=1),
-        strategy={"name": "fedbuff", "shape": (1, 2)},
+        strategy={"name": "fedbuff", "shape": (1, np.array(2))},
     )
     found = config.validate(given)
     assert found.fleet == Fleet(devices={"pi-4": 3})

@@ -485,6 +485,13 @@ def test_a_run_ends_at_its_accuracy() -> None:
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
 
 
+def test_the_accuracy_to_reach_is_the_mean_of_the_last_evaluations() -> None:
+    over = {"accuracy": 0.75, "accuracy_over": 3}
+    assert evaluations(started(**over), 1.0, 1.0) == []  # too few evaluations
+    assert evaluations(started(**over), 0.25, 1.0, 0.5) == []
+    assert evaluations(started(**over), 0.25, 1.0, 0.5, 0.75) == ["accuracy"]
+
+
 def test_a_run_is_not_longer_because_its_last_evaluation_takes_time() -> None:
     core = started(accuracy=0.8)
     assert core.stopped_s is None

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
+import msgspec
 import pytest
 
 from edgefl.devices import device_names, load_device
@@ -23,6 +26,7 @@ from edgefl.devices.code import (
     soc_in,
     throughput,
 )
+from edgefl.devices.fleet import masking_time_s
 from edgefl.errors import ConfigError
 
 PI_4 = CodeCluster("Cortex-A72", 1800.0, 4, aes=False)
@@ -85,6 +89,16 @@ def test_published_rates_of_the_raspberry_pis_are_within_their_intervals() -> No
         for code_class, measured in (("integer", decompress), ("memory", compress), ("crypto", aes)):
             found = rate(cluster, code_class)  # type: ignore[arg-type]
             assert found.low < measured < found.high
+
+
+def test_masking_an_update_takes_the_time_of_aes_and_of_memcpy_on_one_core() -> None:
+    """Rates are in 10⁶ bytes per second. A memcpy of n bytes reads n bytes and writes n bytes."""
+    device = load_device("pi-5")
+    (cluster,) = clusters_of(device)
+    encrypted_s, moved_s = 2e3 / rate(cluster, "crypto").value, 1.5e3 / rate(cluster, "copy").value
+    for cipher, moved, expected_s in ((2, 0, encrypted_s), (0, 3, moved_s), (2, 3, encrypted_s + moved_s)):
+        rules: Any = SimpleNamespace(cipher_bytes=cipher * 10**9, moved_bytes=moved * 10**9)
+        assert masking_time_s(device, rules) == pytest.approx(expected_s)
 
 
 def test_aes_instructions_decide_the_crypto_rate() -> None:
@@ -163,7 +177,7 @@ def test_clusters_are_read_from_text() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@0", "Cortex-A76@2400x00", "Cortex-A76@2400y4", "@5,"],
+    ["", "Cortex-A76", "Cortex-A76@", "Cortex-A76@2.4x4", "Cortex-A76@2400x00", "Cortex-A76@2400y4", "@5,"],
 )
 def test_an_invalid_text_of_clusters_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--cores .*CORE@MHZxCORES"):
@@ -173,6 +187,14 @@ def test_an_invalid_text_of_clusters_is_refused(text: str) -> None:
 def test_profiles_without_cores_have_no_rates() -> None:
     with pytest.raises(ConfigError, match=r"lists no cpu\.clusters"):
         clusters_of(load_device("tier-p50"))
+
+
+def test_an_unknown_core_of_a_profile_is_named_with_the_device() -> None:
+    device = load_device("pi-4")
+    clusters = tuple(msgspec.structs.replace(one, uarch="Pentium") for one in device.clusters)
+    own = msgspec.structs.replace(device, cpu=msgspec.structs.replace(device.cpu, clusters=clusters))
+    with pytest.raises(ConfigError, match=r"^device 'pi-4': cpu\.clusters: core 'Pentium' not found"):
+        clusters_of(own)
 
 
 def test_the_soc_of_a_profile_sets_aes_and_its_memory_sets_the_copy_rate() -> None:

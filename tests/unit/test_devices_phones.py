@@ -293,6 +293,15 @@ def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(
     assert "6 GiB and 23 ms of mobilenet_v2" in load_device(path).sources["runtime.tflite"]
 
 
+def test_any_error_of_a_module_whose_layers_are_listed_is_one_line() -> None:
+    class Broken(nn.Module):
+        def forward(self, images: object) -> None:
+            raise IndexError
+
+    with pytest.raises(ConfigError, match=r"layers cannot be listed: IndexError$"):
+        inference_layers(Broken(), (3, 28, 28), np.float32)
+
+
 @pytest.mark.parametrize(
     ("given", "core", "family"),
     [
@@ -312,6 +321,12 @@ def test_a_core_of_any_spelling_is_that_of_the_measured_phones(given: str, core:
 
 def test_the_name_of_an_estimated_profile_is_valid_for_every_core() -> None:
     assert 'id = "qualcomm-falkor-v1-kryo-2200"\n' in estimated_profile("falkor", 2200.0)
+
+
+def test_an_estimated_profile_with_little_memory_is_valid(tmp_path: Path) -> None:
+    path = tmp_path / "watch.toml"
+    path.write_text(estimated_profile("cortex-a7", 1000.0, 0.2, name="watch"))
+    assert check_file(path) == []
 
 
 def test_clients_do_not_train_in_a_runtime_that_has_only_inference_times() -> None:
@@ -367,6 +382,7 @@ INVALID = rf"""
 model,unit\na,b\n -> the column core is missing
 {HEAD}\n -> no lines of data
 {HEAD}\nm,u,c,fast,2,0,1,1,1,1\n -> line 2: max_ghz {NUMBER} 100, or empty, got 'fast'
+{HEAD}\n\nm,u,c,fast,2,0,1,1,1,1\n -> line 3: max_ghz
 {HEAD}\nm,u,c,2,2,0,1,-1,1,1\n -> line 2: median_ms {NUMBER} .*, got '-1'
 {HEAD}\nm,u,c,2,2,0,1,1e300,1,1\n -> line 2: median_ms {NUMBER}
 {HEAD}\nm,u,c,2,2,0,1,1e-9,1,1\n -> line 2: median_ms must be a number from 0.001 to .*, got '1e-9'

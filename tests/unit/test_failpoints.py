@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 
 from edgefl import failpoints, seeds
+from edgefl.cli import main
 from edgefl.lab import chaos
 
 PASSES = """
@@ -78,3 +79,15 @@ def test_the_process_that_unmasks_sums_has_separate_failpoints(tmp_path: Path) -
         command.lines.append(f"{failpoints.SAYS}{place}")
         assert killer.turn(cast(Any, command), 1.0, [], steady=False) == place
     assert not killer.more
+
+
+def test_a_chaos_run_without_a_kill_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: it passed if no failpoint of ``--only`` occurs under the experiment's clock."""
+    monkeypatch.setattr(chaos, "adopt_orphans", lambda: None)
+    file = tmp_path / "e.toml"
+    file.write_text("fleet.devices = { pi-4 = 2 }\nstop.versions = 3\n")
+    options = ["--failpoints", "1", "--only", "die", "--out", str(tmp_path / "chaos")]
+    assert main(["chaos", str(file), *options]) == 1
+    assert "no process was killed" in capsys.readouterr().err

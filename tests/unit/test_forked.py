@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import time
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
+from edgefl.host import forked
 from edgefl.host.channel import Closed, pair
 from edgefl.host.children import Exit
 from edgefl.host.forked import call_forked
@@ -46,6 +49,22 @@ def test_a_child_that_ends_early_has_no_result(number: int, code: int) -> None:
 
     data, end = call_forked("edgefl-test", call)
     assert (data, str(end)) == (b"", str(Exit(code)))
+
+
+def test_data_that_a_child_writes_just_before_its_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`poll` looks at the pipe before the child, so it may see the child's end but not yet the data."""
+    read, write = os.pipe()
+    os.write(write, b"late")
+    os.close(write)
+    ended = (-1, select.POLLIN)
+    poller = Mock(poll=Mock(side_effect=[[ended], [(read, select.POLLIN), ended], [ended]]))
+    monkeypatch.setattr(select, "poll", lambda: poller)
+    try:
+        data = forked._written(read, -1, None, lambda: 0.0, time.monotonic() + 60)
+    finally:
+        monkeypatch.undo()
+        os.close(read)
+    assert data == b"late"
 
 
 def test_a_result_does_not_wait_for_processes_that_the_call_leaves() -> None:

@@ -11,7 +11,7 @@ import edgefl
 from edgefl import config
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError
-from edgefl.experiment import Experiment, Growth
+from edgefl.experiment import Experiment, Growth, Privacy, Secure
 from edgefl.learning.growth import GrowingData
 from edgefl.run.workload import Workload
 
@@ -26,6 +26,20 @@ def experiment(**other: Any) -> Experiment:
         "stop": edgefl.Stop(versions=30),
     }
     return config.validate(Experiment(**given | other))
+
+
+@pytest.mark.parametrize(
+    ("key", "other"),
+    [
+        ("privacy", {"privacy": Privacy(clip_norm=1.0)}),
+        ("server.secure", {"server": edgefl.Server(secure=Secure(kind="masks"))}),
+    ],
+)
+def test_growing_data_are_refused_if_weights_must_be_known_before_the_run(
+    key: str, other: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError, match=f"^{key}: cannot be combined with data.growth"):
+        experiment(**other)
 
 
 def workload() -> Workload:

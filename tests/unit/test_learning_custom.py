@@ -115,13 +115,14 @@ def test_missing_steps_take_their_declared_time_and_are_not_reported_as_made():
             assert context.step(len(y), number) == (context.left > 0)
             if number == 1:
                 break
-        context.log(accuracy=0.5, lost=math.inf, tensor=torch.tensor(2.0))
+        context.log(accuracy=0.5, lost=math.inf, tensor=torch.tensor(2.0), better=torch.tensor(True))
 
     result = run(train, done=accounted.append)
     assert accounted == [8, 8, 7, 8, 8, 7]  # as declared
     assert (result.steps, result.examples, result.loss) == (2, 16, 0.5)
     assert result.metrics["accuracy"] == 0.5
     assert result.metrics["tensor"] == 2.0
+    assert type(result.metrics["better"]) is float  # the server refuses a message with a bool
     assert math.isnan(result.metrics["lost"])
 
 

@@ -342,7 +342,7 @@ def test_a_layer_that_cannot_be_counted_is_refused_unless_it_declares_its_flop()
     layer = Custom(lambda own, x: (x[:, :, None] * own.weight).sum(1), weight=torch.ones(4, 3))
     with pytest.raises(ConfigError, match=r"layer '1' \(Custom\) cannot be counted"):
         step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2)
-    layer.flops_per_example = 72
+    layer.flops_per_example = np.int64(72)
     assert step_work(layer, (4,), 2) == StepWork(matmul_flop=2 * 72, parameters=12)
     assert step_work(nn.Sequential(nn.Linear(4, 4), layer), (4,), 2).flop == 2 * (72 + 2 * 2 * 16)
     layer.flops_per_example = "many"

@@ -32,6 +32,7 @@ from edgefl.host.calibration import (
 from edgefl.host.capacity import Burst, Demand, StealMeter, UsageMeter, choose_time_scale
 from edgefl.kernels import cuda_library
 from edgefl.processes import usable_cores
+from edgefl.run.hosting import ThisHost
 
 HALF = "at most 50% of 2 is allowed"
 
@@ -57,6 +58,13 @@ def test_a_given_scale_is_kept_and_judged() -> None:
     assert (overloaded.value, overloaded.verdict) == (0.5, "overloaded")
     assert overloaded.load == pytest.approx(1.2)
     assert "INVALID" in overloaded.why
+
+
+def test_a_client_that_needs_nearly_a_whole_core_does_not_overload_a_larger_host() -> None:
+    """Regression: the first lines and the live verdict said INVALID, although the run could end as VALID."""
+    assert choose_time_scale([Demand(0.95, 1.0)], cores=4, scale=1).verdict == "tight"
+    assert choose_time_scale([Demand(1.2, 1.0)], cores=4, scale=1).verdict == "overloaded"
+    assert choose_time_scale([Demand(0.95, 1.0)], cores=1, scale=1).verdict == "overloaded"
 
 
 def test_load_counts_only_active_clients() -> None:
@@ -182,10 +190,25 @@ def test_the_cores_of_the_host_are_limited_by_its_quota(
     assert capacity.capacity_cores() == cores
 
 
+def test_a_quota_limits_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container that may use one and a half of eight cores."""
+    monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
+    monkeypatch.setattr(capacity, "cpu_quota", lambda: 1.5)
+    assert ThisHost().carries() == 2
+
+
 def test_the_host_has_a_name_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 3, 5}, raising=False)
     assert capacity.host().cpu
     assert capacity.host().cores == 3
+
+
+def test_an_arm_processor_without_a_name_is_told_by_its_parts(tmp_path: Path) -> None:
+    file = tmp_path / "cpuinfo"
+    file.write_text("processor\t: 0\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd0c\n")
+    assert capacity.host(file).cpu.endswith(", CPU part 0xd0c")
+    file.write_text(f"{file.read_text()}\nModel\t: A Board\n")
+    assert capacity.host(file).cpu == "A Board"
 
 
 class Times(NamedTuple):

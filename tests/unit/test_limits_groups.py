@@ -158,6 +158,19 @@ def test_the_lowest_limit_of_the_groups_around_a_process_counts(machine: Machine
     assert capacity.memory_limit_bytes() is None
 
 
+def test_a_quota_counts_whose_controller_is_not_enabled_in_the_processes_own_group(machine: Machine) -> None:
+    """As for a quota that systemd sets on a user's slice."""
+    unified = machine.mount("unified", "cgroup2", "rw")
+    user = unified / "user-7.slice"
+    (user / "session.scope").mkdir(parents=True)
+    for folder, controllers in ((unified, "cpu pids"), (user, "cpu pids"), (user / "session.scope", "pids")):
+        (folder / "cgroup.controllers").write_text(f"{controllers}\n")
+        (folder / "cgroup.procs").touch()
+    (user / "cpu.max").write_text("150000 100000\n")
+    machine.process_in("0::/user-7.slice/session.scope")
+    assert capacity.cpu_quota() == 1.5
+
+
 @pytest.mark.parametrize(("version", "kind"), [(1, "cgroup"), (2, "cgroup2")])
 def test_throttled_time_is_a_share_of_the_time_since_the_start(
     machine: Machine, version: int, kind: str, monkeypatch: Any

@@ -189,6 +189,17 @@ def test_curves_have_a_point_a_second_and_both_ends(tmp_path: Path, monkeypatch:
     assert MAX_POINTS / 3 < len(found) <= MAX_POINTS
 
 
+def test_curves_end_at_the_checkpoint_from_which_a_new_server_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(web_process, "EVERY_S", 0.0)
+    page = page_of(tmp_path, clock="virtual")
+    for second in (10, 20, 30, 15, 25):
+        report(page, wall_s=float(second), emulated_s=float(second), trips=10 * second)
+    (lines,) = [chart["lines"] for chart in picture(page)["charts"] if chart["title"] == "Throughput"]
+    assert lines == [["trips/s", [15.0, 25.0], [10.0, 10.0]]]
+
+
 def test_the_page_of_a_phone_shows_device_link_trips_and_incidents_as_text(record: Path) -> None:
     page = page_of(record)
     report(page)

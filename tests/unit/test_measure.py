@@ -203,12 +203,12 @@ def test_over_ssh_the_kit_runs_and_returns_json(tmp_path: Path, monkeypatch: pyt
     source = Path(kit.__file__).read_text().replace("\nif __name__", f"\n{measured}\n\n\nif __name__")
     (tmp_path / "kit.py").write_text(source)
     monkeypatch.setattr(kit, "__file__", str(tmp_path / "kit.py"))
-    out = tmp_path / "pi.json"
+    out = tmp_path / "Pi_4.json"
     options = ["--ssh", "pi@board", "--python", sys.executable, "--out", str(out), *QUICK]
     ran = CliRunner().invoke(app, ["measure", *options])
     assert ran.exit_code == 0, ran.output
     assert json.loads(out.read_text()) == {"of": [0.01, 1], "torch": str(tmp_path / "torch.py")}
-    assert f"edgefl profiles fit {out}" in ran.output
+    assert f"edgefl profiles fit {out} --out {tmp_path / 'pi-4.toml'}" in ran.output
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ import edgefl
 from edgefl import config, loading
 from edgefl.config.objects import name_objects, opened, reference, trusting, with_arrays
 from edgefl.errors import ConfigError
-from edgefl.experiment import Data, Experiment, Fleet, Stop
+from edgefl.experiment import Data, Experiment, Fleet, Model, Stop
 from edgefl.learning.array_set import save_arrays
 from edgefl.learning.data import load_data
 from edgefl.learning.dataset import Dataset
@@ -120,6 +120,9 @@ def test_objects_that_cannot_be_imported_are_refused(monkeypatch: pytest.MonkeyP
             reference(value, "model")
     main.__file__ = "/tmp/my_script.py"
     assert reference(main.make, "model").name == "my_script:make"
+    monkeypatch.setitem(sys.modules, "__mp_main__", main)  # the script in a process of multiprocessing
+    main.make.__module__ = "__mp_main__"
+    assert reference(main.make, "model").name == "my_script:make"
     main.__file__ = "/tmp/my-script.py"
     with pytest.raises(ConfigError, match=r"in /tmp/my-script.py, which cannot be imported by name"):
         reference(main.make, "model")
@@ -141,7 +144,16 @@ def test_names_and_files_replace_objects(mine: Any, tmp_path: Path, monkeypatch:
     at_home = name_objects(PLAIN, tmp_path, strategy=mine.Mine, strategies=["fedbuff"])
     assert (at_home.base, at_home.trusted, at_home.strategies) == (tmp_path, (), ({"name": "fedbuff"},))
     elsewhere = name_objects(PLAIN, Path("/"), strategy=mine.Mine)
-    assert (elsewhere.base, elsewhere.trusted) == (Path("/"), ("mine_of_test",))
+    assert (elsewhere.base, elsewhere.trusted) == (tmp_path, ())
+    own_model = msgspec.structs.replace(PLAIN, model=Model(name="beside_the_file:make"))
+    for given, name in ((own_model, None), (PLAIN, "beside_the_file:make")):
+        elsewhere = name_objects(given, Path("/"), strategy=mine.Mine, model=name)
+        assert (elsewhere.base, elsewhere.trusted) == (Path("/"), ("mine_of_test",))
+    grids: tuple[dict[str, list[str]], ...] = (
+        {"fleet.devices": ["beside.toml"]}, {"training.loss": ["beside:loss"]}, {"data.partition": ["iid"]},
+    )  # fmt: skip
+    bases = [name_objects(PLAIN, Path("/"), strategy=mine.Mine, grid=grid).base for grid in grids]
+    assert bases == [Path("/"), Path("/"), tmp_path]
 
 
 @pytest.mark.parametrize(
@@ -227,6 +239,13 @@ def test_arrays_of_a_run_that_its_folder_refuses_are_removed(tmp_path: Path) -> 
         assert sorted(tmp_path.iterdir()) == before
 
 
+def test_arrays_of_a_run_that_a_folder_with_other_files_refuses_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(ConfigError, match="taken"), with_arrays(name_objects(PLAIN, data=arrays()), tmp_path):
+        raise ConfigError("taken")
+    assert [*tmp_path.iterdir()] == [tmp_path / "notes.txt"]
+
+
 def test_a_dataset_of_arrays_keeps_its_classes_or_is_refused(tmp_path: Path) -> None:
     words, tags = np.arange(12).reshape(3, 4), np.arange(12).reshape(3, 4) % 2
     parts: dict[str, Any] = {"train_x": words, "train_y": tags, "test_x": words, "test_y": tags}
@@ -240,6 +259,24 @@ def test_a_dataset_of_arrays_keeps_its_classes_or_is_refused(tmp_path: Path) -> 
         )
         with pytest.raises(ConfigError, match=f"train_y must be {wanted} in a Dataset with classes = "):
             save_arrays(wrong, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"classes": 2}, r"labels must be in \[0, 2\) \(got 2\)"),
+        ({"classes": 3, "owners": np.ones(6)}, r"owners must be one whole number .* \(got float64 of shape"),
+    ],
+)
+def test_labels_beyond_the_classes_and_owners_that_are_no_whole_numbers_are_refused(
+    fields: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    x, y, test_x, test_y = arrays()
+    given = Dataset(
+        name="mine", train_x=x, train_y=y, test_x=test_x, test_y=test_y, input_shape=(4,), **fields
+    )
+    with pytest.raises(ConfigError, match=words):
+        load_data(Data(name="arrays", path=str(save_arrays(given, tmp_path))), seed=0)
 
 
 def test_files_and_objects_without_arrays_are_refused(tmp_path: Path) -> None:
@@ -291,6 +328,21 @@ def test_a_users_partition_is_used_or_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(ConfigError, match=f"data.partition: 'splits:{name}'.*{words}"):
             split(name)
+
+
+def test_a_module_that_was_imported_through_a_link_is_not_imported_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its classes would differ from those that the user holds."""
+    real = tmp_path / "real"
+    real.mkdir()
+    (real / "linked_of_test.py").write_text("def make(): ...\n")
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.syspath_prepend(tmp_path / "link")
+    import linked_of_test  # type: ignore[import-not-found]
+
+    assert loading.load_attribute("linked_of_test:make", "model.name", [real]) is linked_of_test.make
+    del sys.modules["linked_of_test"]
 
 
 def test_digests_cover_named_modules_their_packages_and_files_beside_them(

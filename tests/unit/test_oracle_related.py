@@ -352,7 +352,7 @@ def test_pisces_bounds_staleness_if_each_client_has_constant_durations(bound: in
     """The durations are constant except that they decrease by a fraction of 1e-9 from trip to trip, so that
     no arrival coincides with a server step."""
     durations = [1.0, 1.3, 2.9, 7.7, 12.1]
-    devices = [Client(i, "a", 100, 1, 0.0, s) for i, s in enumerate(durations)]
+    devices = [Client(i, "a", 100, 1, 0.0, 0.1 * s, 0.9 * s) for i, s in enumerate(durations)]
     core = Core(Pisces(staleness_bound=bound), devices, 0, experiment.Stop(versions=150))
     run = run_in_memory(core, lambda client, trip: durations[client] * (1 - 1e-9 * (trip + 1)))
     assert all(update.staleness <= bound for _, updates in run.sums for update in updates)

@@ -104,7 +104,7 @@ def test_without_json_the_output_is_a_table(capsys: pytest.CaptureFixture[str]) 
         ("--code intger --device pi-4", "code class 'intger' not found; did you mean 'integer'?"),
         ("--code integer --cores cortex-a777@1000", "did you mean 'Cortex-A7"),
         ("--code integer --cores a", "--cores 'a': must be CORE@MHZ or CORE@MHZxCORES"),
-        (f"--code integer --cores Cortex-A76@{'9' * 400}x4", "with MHZ above 0 and at most 100000"),
+        (f"--code integer --cores Cortex-A76@{'9' * 400}x4", "with MHZ from 10 to 100000"),
         ("--code integer", "--code integer: give one --device NAME, or --cores"),
         ("--code integer --device pi-4 --device pi-5", "--code integer: give one --device NAME"),
         ("--code integer --device pi-4 --cores Cortex-A7@1", "--code integer: give one --device NAME"),

@@ -16,6 +16,7 @@ from test_privacy_fuzz import exact_epsilon
 
 from edgefl import config
 from edgefl.core import Core
+from edgefl.core.events import Joined, Left
 from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy, Stop
 from edgefl.privacy.accounting import (
@@ -31,7 +32,7 @@ from edgefl.privacy.accounting import (
 )
 from edgefl.privacy.mechanism import Clipped, Mechanism
 from edgefl.privacy.tree import TreeNoise
-from edgefl.results.spending import spending
+from edgefl.results.spending import _whole, spending
 from edgefl.strategies import resolve
 from edgefl.strategies.base import Sampling
 from edgefl.strategies.fedavg import FedAvg
@@ -266,6 +267,38 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
         assert found.account.squares.tolist() == account.squares.tolist()
         assert found.epsilon[-1] == account.epsilon()
         assert found.says.endswith("it sees the sums of updates without noise." if secure else "each update.")
+
+
+WHOLE: dict[str, Any] = {"moves": [Joined(k, 0.0) for k in range(3)], "fate": "applied", "rules": {}}
+"""A run in which all three clients joined before the first task, at 1 s, and stayed."""
+
+
+@pytest.mark.parametrize(
+    ("change", "whole"),
+    [
+        ({}, True),
+        ({"fate": "discarded"}, True),
+        ({"fate": "lost"}, False),
+        ({"fate": "dropped"}, False),
+        ({"moves": WHOLE["moves"][:2]}, False),
+        ({"moves": [*WHOLE["moves"][:2], Joined(2, 1.5)]}, False),
+        ({"moves": [*WHOLE["moves"][:2], Left(1, 0.5, "offline")]}, False),
+        ({"moves": [*WHOLE["moves"], Left(1, 0.5, "offline")]}, False),
+        ({"rules": {"max_participations": 9}}, False),
+        ({"rules": {"min_separation": 2}}, False),
+    ],
+)
+def test_the_draw_lowers_epsilon_only_if_all_clients_could_be_drawn_throughout(
+    change: dict[str, Any], whole: bool
+) -> None:
+    given = WHOLE | change
+    record: Any = SimpleNamespace(
+        meta=SimpleNamespace(privacy=Privacy(clip_norm=1.0, noise_multiplier=2.0, **given["rules"])),
+        fleet={"client": np.arange(3)},
+        trips={"sent_s": np.array([1.0, 1.0, 2.0]), "fate": np.array(["applied", "applied", given["fate"]])},
+        moves=lambda: iter(given["moves"]),
+    )
+    assert _whole(record) == whole
 
 
 def test_a_random_cohort_spends_less_and_without_noise_epsilon_is_infinite() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
 import site
 import subprocess
@@ -16,7 +17,9 @@ import psutil
 import pytest
 
 from edgefl.host import child, children
+from edgefl.host.forked import call_forked
 from edgefl.host.process import child_environment, handled, stops_deferred
+from edgefl.host.throttle import Target
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -135,6 +138,45 @@ def test_a_child_is_not_killed_when_the_wait_for_it_is_interrupted() -> None:
     with pytest.raises(KeyboardInterrupt):
         children.end_child(interrupted, grace_s=30.0)
     interrupted.kill.assert_not_called()
+
+
+def test_children_are_found_if_linux_does_not_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(children, "LISTED", False)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        assert process.pid in (children.children_of(os.getpid()) or [])
+        process.kill()
+    assert children.children_of(process.pid) is None
+
+
+def test_a_python_without_pidfds_asks_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of conda, whose Python is built for an old Linux."""
+    monkeypatch.delattr(os, "pidfd_open", raising=False)
+    monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        target = Target(process.pid)
+        target.send(signal.SIGTERM)
+    assert process.returncode == -signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        target.send(0)
+    target.close()
+    with pytest.raises(ProcessLookupError):
+        Target(process.pid)
+    assert call_forked("edgefl-test", lambda: b"done")[0] == b"done"
+
+
+def test_the_watch_for_children_goes_on_after_other_code_has_replaced_its_handler() -> None:
+    before = signal.getsignal(signal.SIGCHLD)
+    watch = children.ChildWatch()
+    try:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)  # as at the end of an asyncio loop with handlers of signals
+        watch.watch()
+        pid = children.fork("edgefl-test", lambda: 0)
+        assert select.select([watch], [], [], 60.0)[0] == [watch]
+        assert children.collect(pid).code == 0
+    finally:
+        watch.close()
+        signal.signal(signal.SIGCHLD, before)
 
 
 def test_a_failed_fork_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ from edgefl.host.groups import Place
 from edgefl.programs import Phone, ProgramOptions, keeper, messages, options, start, tree
 from edgefl.programs.messages import Begin
 from edgefl.programs.phone import look_up, open_listeners
-from edgefl.programs.running import remove_outputs
+from edgefl.programs.running import remove_outputs, remove_record
 
 CAT = Phone(device="moto-g4", command=("cat",), share=0.1)
 LAUNCH = messages.Launch(0, (b"cat",), {}, None, (1.0,), None, "off", "off", (0, 1, 2))
@@ -64,6 +64,7 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
         ({"command": ("/dev/null",)}, "'/dev/null' not found, or not executable"),
         ({"command": ("cat", "a\0b")}, "NUL"),
         ({"environment": {"": "x"}}, "a name must not be empty or contain '=', got ''"),
+        ({"environment": {"A": 5}}, "environment: names and values must be strings, got 'A': 5"),
         ({"environment": {"A=B": "x"}}, "a name must not be empty or contain '=', got 'A=B'"),
         ({"threads": 0, "share": (0.1, 0.2)}, "threads must be at least 1, got 0"),
         ({"threads": -1, "share": (0.1, 0.2)}, "threads must be at least 1, got -1"),
@@ -76,6 +77,8 @@ def test_a_commands_class_of_code_is_given_or_follows_from_its_name(
         ({"connects": {9092: "localhost:99999"}}, "must be HOST:PORT"),
         ({"connects": {0: "localhost:80"}}, "port from 1 to 65535"),
         ({"connects": {9092: "no.such.host.invalid:80"}}, "not found"),
+        ({"connects": {9092: "127.0.0.1:9092"}}, r"^connect 9092=127\.0\.0\.1:9092: must lead elsewhere"),
+        ({"connects": {9092: "0.0.0.0:9092"}}, "must lead elsewhere; the phone itself listens there"),
     ],
 )
 def test_an_invalid_phone_is_one_line(changes: dict[str, object], message: str) -> None:
@@ -131,6 +134,19 @@ def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
         start([CAT], ProgramOptions(out=tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("share", "verdict"),
+    [((0.3,) * 5, "fits"), ((0.8, 0.1), "tight"), ((1.5, 0.1), "overloaded"), (1.5, "overloaded")],
+)
+def test_a_given_time_scale_is_judged_by_the_share_of_each_core(
+    share: float | tuple[float, ...], verdict: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: five cores of 0.3 were "overloaded" on any host, because they add up to 1.5."""
+    monkeypatch.setattr("edgefl.host.capacity.capacity_cores", lambda: 16.0)
+    held = look_up([replace(CAT, share=share)])
+    assert options.scale_for(held, ProgramOptions(time_scale=1.0)).verdict == verdict
+
+
 def test_a_misspelt_way_to_leave_is_refused() -> None:
     absence = messages.Absence(60.0, 20.0, "kil")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="leave 'kil'"):
@@ -144,6 +160,16 @@ def test_the_output_of_an_earlier_commands_phones_is_removed(tmp_path: Path) -> 
     remove_outputs(tmp_path)
     assert {file.name for file in tmp_path.iterdir()} == {"0-pixel-4.txt", "my-notes.out"}
     remove_outputs(tmp_path / "none")
+
+
+def test_the_record_of_an_earlier_command_is_removed(tmp_path: Path) -> None:
+    """Otherwise its verdict would stay if the new command is killed."""
+    (tmp_path / "report.html").touch()
+    remove_record(tmp_path)
+    assert (tmp_path / "report.html").exists()  # it belongs to another program
+    (tmp_path / "summary.json").touch()
+    remove_record(tmp_path)
+    assert not any(tmp_path.iterdir())
 
 
 def test_out_must_be_a_path() -> None:
@@ -274,6 +300,22 @@ def test_a_limited_phones_peak_and_end_are_those_of_its_control_group(
     assert (kept.why, kept.tree.kill.called) == ("out of memory: the device allows an app 512 MiB", True)
 
 
+def test_memory_counts_from_the_moment_at_which_a_new_process_has_become_the_command(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before that, the process has a copy of the keeper's memory."""
+    kept = tree.ProcessTree(os.getpid())
+    try:
+        monkeypatch.setattr(kept, "_refresh_if_old", Mock())
+        monkeypatch.setattr(tree, "private_mib", lambda _: 30.0)
+        monkeypatch.setattr(tree, "is_fork", lambda _: True)
+        assert kept.rss_mib() == 0.0
+        monkeypatch.setattr(tree, "is_fork", lambda _: False)
+        assert kept.rss_mib() == 30.0
+    finally:
+        kept.close()
+
+
 def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = SimpleNamespace(ns=1, reads=0)
 
@@ -287,6 +329,7 @@ def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytes
     try:
         monkeypatch.setattr(tree, "time", now)
         monkeypatch.setattr(tree, "private_mib", read)
+        monkeypatch.setattr(tree, "is_fork", lambda _: False)  # where tests run in forked processes
         assert kept.rss_mib() == kept.rss_mib() == 1.0
         clock.ns += 20 * 1000
         assert kept.rss_mib() == 2.0
@@ -327,6 +370,13 @@ def test_phones_are_throttled_for_up_to_half_of_the_time_while_others_start(
         kept._phones[number] = Mock(start=start, throttled=Mock(turn=partial(turn, number)))
     kept._handle(Begin(0, 1.0, 0))
     assert order == ["start 0", "throttle 0", "start 1", "throttle 1"][: 2 + turns]
+
+
+def test_an_absence_at_the_start_counts_as_an_absence() -> None:
+    kept = keeper.Keeper(Mock())
+    kept._phones[0] = phone = Mock()
+    kept._handle(Begin(0, 1.0, 0, messages.Absence(1e-3, 1e9)))
+    assert (phone.start.called, phone.stops) == (False, 1)
 
 
 def test_a_signal_waits_until_a_new_process_has_become_the_command(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,20 +9,24 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from rich.console import Console
 from test_programs import CAT
 
+from benchmarks import programs as benchmark
 from edgefl.cli import flower
 from edgefl.cli.programs import say_result
 from edgefl.flower.runtime import NodeMessage
 from edgefl.host.capacity import Demand, capacity_cores, choose_time_scale
 from edgefl.host.verdict import Conditions, HeldVerdict
+from edgefl.programs import ProgramOptions, RunningPhones
 from edgefl.programs.messages import PhoneState, TrafficState
 from edgefl.programs.phone import Phone, look_up
 from edgefl.programs.report import programs_page
 from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, model_errors, way_result
+from edgefl.programs.running import UNLIMITED
 from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
 
 
@@ -57,6 +61,28 @@ def test_the_model_error_includes_that_of_pauses(pauses: bool, factors: list[flo
     phones = [held, *(held._replace(error_factor=factor) for factor in (1.0, 1.0, 1.25))]
     found = model_errors(phones, pauses=pauses)
     assert [one.factor for one in found] == pytest.approx(factors)
+
+
+@pytest.mark.parametrize(("throttle", "stated"), [("sigstop", 1), ("off", 0)])
+def test_phones_that_are_not_limited_have_no_model_error(throttle: str, stated: int) -> None:
+    held = look_up([CAT])[0]._replace(error_factor=1.2)
+    running = Mock(_held=[held], _traffic=[], options=ProgramOptions(throttle=throttle), _awake_ended=False)
+    running._ended = {}
+    running._phone_result.return_value = phone_result()
+    running._meter.usage.return_value = {}
+    assert len(RunningPhones._judged(running, wall_s=10.0).model_errors) == stated
+
+
+@pytest.mark.parametrize(("throttle", "reasons"), [("sigstop", (UNLIMITED,)), ("off", ())])
+def test_a_process_that_could_not_be_limited_makes_the_verdict_invalid(
+    throttle: str, reasons: tuple[str, ...]
+) -> None:
+    running = Mock(_held=[look_up([CAT])[0]], _traffic=[], _awake_ended=False)
+    running.options, running._ended = ProgramOptions(throttle=throttle), {0: Mock()}
+    running._ended[0].state.unlimited = True
+    running._phone_result.return_value = phone_result()
+    running._meter.usage.return_value = {}
+    assert RunningPhones._judged(running, wall_s=10.0).reasons == reasons
 
 
 def test_phones_that_were_too_fast_or_too_slow_are_invalid() -> None:
@@ -102,6 +128,21 @@ def test_the_report_page_has_the_verdict_and_its_reasons() -> None:
     assert "slow &lt;x&gt;" in text
     assert "out of memory" in text
     assert result.summary()["phones"][0]["up"]["bytes"] == 1000
+
+
+def test_the_benchmark_of_programs_shows_edgefls_own_errors() -> None:
+    held = HeldVerdict(0.1, 0.2, (), Conditions())
+    result = ProgramsResult((phone_result(),), 1.0, 0, 10.0, "sigstop", "off", held)
+    assert benchmark.row("loop", [-0.01, 0.02], result)[4:] == ("10.00%", "20.00%", "VALID")
+
+
+def test_the_benchmark_of_programs_expects_the_mean_rate_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it drew a rate for each phone, as `edgefl run` does, but `edgefl exec` does not."""
+    monkeypatch.setattr(benchmark, "printed", lambda *_: ([[5.0, 100.0, 300.0, 1e7]] * 2, None))
+    monkeypatch.setattr(benchmark, "row", lambda name, errors, result: errors)
+    given: Any = SimpleNamespace(phones=2, share=0.1, throttle="off")
+    first, second = benchmark.transfer("curl", "lte", 10_000_000, 80, given)
+    assert first == second
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from edgefl.errors import ConfigError
 from edgefl.host import groups
 from edgefl.host.groups import GroupCpuTime, Place
 from edgefl.host.process import ThreadSchedule
@@ -128,6 +129,24 @@ def test_too_many_open_files_do_not_make_a_process_look_ended(
             full.setattr(place, Mock(side_effect=too_many))
             with pytest.raises(OSError, match="Too many open files"):
                 kept.refresh()
+        first.communicate()
+        second.communicate()
+        kept.close()
+
+
+@pytest.mark.parametrize("limited", [False, True])
+def test_only_a_control_group_limits_a_process_of_another_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limited: bool
+) -> None:
+    with (
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as first,
+        subprocess.Popen(["cat"], stdin=subprocess.PIPE) as second,
+    ):
+        kept = ProcessTree(first.pid, Place(tmp_path, 2) if limited else None)
+        kept.orphans.add(second.pid)
+        monkeypatch.setattr(tree, "Target", Mock(side_effect=ConfigError("it belongs to another user")))
+        kept.refresh()
+        assert (len(kept), kept.unlimited) == (1, not limited)
         first.communicate()
         second.communicate()
         kept.close()

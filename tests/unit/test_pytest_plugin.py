@@ -189,6 +189,7 @@ def test_a_function_that_a_fixture_runs_may_be_unjudged(run: Run, outcome: str) 
     option = "--edgefl-invalid=skip" if outcome == "skipped" else "--edgefl-invalid=fail"
     found = run(test, "-rsE", "--edgefl-compare", option)
     check(found, "*COULD NOT BE JUDGED: step on pixel-4: no baseline in *", **{outcome: 1})
+    found.stdout.fnmatch_lines(["test_device.py::test_step", "  pixel-4 * NOT JUDGED"])
     assert "Traceback" not in found.stdout.str()
     assert "edge_device.run" not in found.stdout.str()
 

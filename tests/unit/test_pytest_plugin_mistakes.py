@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
+
 import msgspec
 import pytest
 import test_pytest_plugin as plugin
 from test_pytest_plugin import TEST, Run, check
 
+import edgefl
 from edgefl.regression.device import MarkKeys
 
 pytest_plugins = ["pytester"]
@@ -136,17 +140,26 @@ def test_a_mark_that_cannot_take_effect_is_an_error(run: Run) -> None:
         @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.edge_device("moto-g4")), 2])
         def test_late(n):
             pass
+
+        @pixel
+        @pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.edge_device("moto-g4")), 2])
+        def test_late_for_one_value(n):
+            pass
         """
     )
     case = "edge_device: a method of a unittest.TestCase cannot run on devices; use a function or a *"
     late = "edge_device: the mark was added too late; write @pytest.mark.edge_device(…) above the function"
-    check(found, case, case, late, errors=3, passed=2, skipped=1)
+    check(found, case, case, late, late, errors=4, passed=3, skipped=1)
 
 
 def test_a_test_that_runs_no_function_or_an_unsuitable_one_never_passes(run: Run) -> None:
     found = run(
         """
         def test_no_mark(edge_device):
+            pass
+
+        @pytest.mark.parametrize("edge_device", ["pixel-4"], indirect=True)
+        def test_no_mark_but_a_name(edge_device):
             pass
 
         @pixel
@@ -181,22 +194,81 @@ def test_a_test_that_runs_no_function_or_an_unsuitable_one_never_passes(run: Run
             pytest.skip("not today")
         """
     )
+    unnamed = 'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")'
     check(
         found,
-        'edge_device: the test names no device; mark it: @pytest.mark.edge_device("pixel-3a")',
+        unnamed,
+        unnamed,
         "the function must be defined at module level, *(got a lambda)",
         "argument 0 must be a JSON value, *(got a object); create anything else in setup=",
         "the function must be *(got *Net.step, a method whose class cannot be instantiated without *)",
         "test_with_the_fixture?pixel-4? is an async def, which pytest does not run by itself: *",
         "edge_device: nothing was run; call edge_device.run(function, …), or omit the fixture, so *",
         failed=5,
-        errors=1,
+        errors=2,
         skipped=1,
     )
 
 
-def test_a_module_may_have_an_object_with_any_attribute(run: Run) -> None:
-    run("from unittest.mock import call\n" + TEST).assert_outcomes(passed=1)
+LAZY = """
+class Settings:
+    @property
+    def __class__(self):
+        raise RuntimeError("not configured")
+
+settings = Settings()
+
+def test_other():
+    pass
+
+test_other.pytestmark = pytest.mark.filterwarnings("ignore")  # not in a list
+"""
+
+
+def test_a_module_may_have_any_objects(run: Run) -> None:
+    run("from unittest.mock import call\n" + LAZY + TEST).assert_outcomes(passed=2)
+
+
+def test_a_marked_class_method_is_refused_alone(run: Run) -> None:
+    found = run(
+        """
+        @pixel
+        class TestSteps:
+            @classmethod
+            def test_a(cls):
+                pass
+
+            def test_b(self):
+                pass
+        """
+    )
+    check(found, "the function must be defined at module level, *", passed=1, failed=1)
+
+
+def test_a_fixture_of_ones_own_that_replaces_the_devices_is_an_error_only_with_a_mark(run: Run) -> None:
+    found = run(
+        """
+        @pytest.fixture
+        def edge_device():
+            return "a board in our laboratory"
+
+        def test_other(edge_device):
+            assert not edge_device
+
+        @pixel
+        def test_marked(edge_device):
+            pass
+        """
+    )
+    check(found, "edge_device: a fixture of your own with this name replaces edgefl's, *", failed=2)
+    assert "test_other" not in found.stdout.str().partition("= edgefl =")[2].partition("= short")[0]
+
+
+def test_an_old_pluggy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest, "hookimpl", lambda function=None, hookwrapper=False: function)
+    file = Path(edgefl.__file__).with_name("pytest_plugin.py")
+    with pytest.raises(pytest.UsageError, match=r"needs pluggy 1\.2 .* -p no:edgefl\.pytest_plugin"):
+        runpy.run_path(str(file))
 
 
 def test_the_list_of_marks_names_each_option(run: Run) -> None:

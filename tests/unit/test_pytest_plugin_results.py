@@ -55,7 +55,8 @@ def test_a_long_test_shows_its_progress(
         rewrite=lambda text, erase: lines.append(f"\r{text}"),
     )
     capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
-    plugins = {"terminalreporter": reporter, "capturemanager": capture}
+    # Without a terminal, also without captured output (-p no:capture).
+    plugins = {"terminalreporter": reporter, "capturemanager": capture if isatty else None}
     config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
     tell = progress.Progress(config)
@@ -447,16 +448,37 @@ def test_a_subtest_has_no_results_of_an_earlier_attempt(run: Run, pytester: pyte
     assert [row.outcome for row in loaded().rows] == ["OK"]
 
 
-def test_errors_of_other_tests_show_no_table(run: Run) -> None:
-    found = run(
+def test_errors_of_other_tests_show_no_table_and_no_frames(run: Run, pytester: pytest.Pytester) -> None:
+    pytester.makeconftest(
         """
+        import pytest
+
         @pytest.fixture
         def broken():
             raise ValueError("no disk")
-
-        def test_other(broken):
-            pass
         """
     )
+    found = run("def test_other(broken): pass")
     found.assert_outcomes(errors=1)
     assert "edgefl =" not in found.stdout.str()
+    assert "edgefl/pytest_plugin.py" not in found.stdout.str()
+
+
+def test_a_value_of_a_parameter_may_have_a_long_text_or_none(run: Run) -> None:
+    found = run(
+        """
+        class Value:
+            def __repr__(self):
+                raise RuntimeError
+
+        @pixel
+        @pytest.mark.parametrize("value", [Value(), "long " * 100])
+        def test_step(edge_device, value):
+            edge_device.run(steps.step)
+        """,
+        JSON,
+    )
+    found.assert_outcomes(passed=2)
+    first, second = (row.label for row in loaded().rows)
+    assert first.endswith("value=<Value whose repr() raises RuntimeError>")
+    assert len(second) < 250

@@ -6,6 +6,7 @@ import contextlib
 import json
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,7 +21,7 @@ from edgefl.regression.counts import entry_of
 from edgefl.regression.device import DeviceTest, EdgeDevice, MarkOptions, mark_options
 from edgefl.regression.measure import judged
 from edgefl.regression.measurement import Measurement, MeasurementPlan
-from edgefl.regression.process import ShotSizes
+from edgefl.regression.process import FunctionLocation, ShotSizes, Surroundings
 from edgefl.regression.session import Session, SessionOptions
 from edgefl.regression.table import rows
 from edgefl.regression.verdict import NeedMore, Verdict
@@ -112,6 +113,28 @@ def test_only_json_values_are_arguments() -> None:
     for other in ((1, 2), {1: 2}, float("nan"), b"x", object(), {"a": {1, 2}}, 2**64, "\udcff"):
         with pytest.raises(ConfigError, match=why):
             marked._plain("batch", other)
+
+
+def test_a_process_imports_only_one_module_of_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test may create a module, import it, and run its function; another test creates another one."""
+
+    def started(_: Surroundings) -> SimpleNamespace:
+        return SimpleNamespace(popen=SimpleNamespace(poll=lambda: None), close=lambda: None)
+
+    monkeypatch.setattr("edgefl.regression.session.MeasuringProcess", started)
+    file, here = Path("test_a.py"), Surroundings({}, "/", ["/a"])
+    one, other, helper = (
+        FunctionLocation(name, f"{folder}/{name}.py", "step")
+        for folder, name in (("/a", "made"), ("/b", "made"), ("/a", "helper"))
+    )
+    session = Session(SessionOptions())
+    first = session.process(file, here, one)
+    assert session.process(file, here, helper) is first
+    assert session.process(file, here, one) is first
+    second = session.process(file, here, other)
+    assert second is not first
+    assert session.process(file, here, other) is second
+    assert session.process(file, here._replace(path=["/b"]), other) is not second
 
 
 class Measurements:

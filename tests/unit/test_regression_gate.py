@@ -16,6 +16,7 @@ from test_regression_checkout import git
 
 from edgefl.cli import main
 from edgefl.regression import baseline
+from edgefl.regression.badge import colour
 from edgefl.regression.counts import CountedEntry, PythonEntry
 from edgefl.regression.gate import GateResults, GateRow, load_results, place_of
 from edgefl.regression.gate_page import gate_page
@@ -109,6 +110,10 @@ def test_the_badge_is_a_picture_or_shields_json(tmp_path: Path, capsys: pytest.C
     texts = [one.text for one in ET.parse(tmp_path / "a.svg").iter() if one.tag.endswith("text")]
     assert texts == ["edgefl", "2 OK"]
     assert main(["gate", "badge", str(file), "--out", str(tmp_path / "a.png")]) == 2
+    skipped = msgspec.structs.replace(UNJUDGED, skipped=True)
+    others = [(SLOWER, "red"), (UNJUDGED, "red"), (skipped, "orange"), (row(outcome="XFAIL"), "brightgreen")]
+    for last, shade in others:
+        assert colour(GateResults(rows=(row(), last))) == shade
 
 
 def test_the_command_comments_and_refuses_other_files(tmp_path: Path, edgefl: Shell) -> None:

@@ -96,7 +96,9 @@ def test_a_pair_ends_at_the_limit_to_which_waits_for_a_core_do_not_count(
     monkeypatch.setattr(against, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
     base, head = Side(waited_s), Side(waited_s)
     running = against._RunningPair((base, head), SimpleNamespace(limit_s=60.0))
-    assert running.measure(0, 10.0, reverse=False).log_ratio == 0.0
+    made = running.measure(0, 10.0, reverse=False)
+    assert made.log_ratio == 0.0
+    assert made.base_s == made.head_s == pytest.approx(0.0002)  # a shot is five calls
     assert least <= base.shots == head.shots <= most
 
 
@@ -164,6 +166,23 @@ def test_sent_bytes_and_memory_lead_the_line_where_they_grew() -> None:
     assert judged.grew == ("sent_mib", "peak_mib", "cpu_s")
     why = "5 MiB more sent per call: 0 → 5 MiB; peak memory +30 MiB: 10 → 40 MiB; time"
     assert judged.why.startswith(why)
+
+
+@pytest.mark.parametrize(
+    ("figures", "grew"),
+    [
+        ({"base_sent_mib": 10.0, "head_sent_mib": 10.09}, ()),
+        ({"base_sent_mib": 10.0, "head_sent_mib": 10.11}, ("sent_mib",)),
+        ({"head_mib": 13.9}, ()),
+        ({"head_mib": 14.1}, ("peak_mib",)),
+        ({"base_mib": 1000.0, "head_mib": 1049.0}, ()),
+        ({"base_mib": 1000.0, "head_mib": 1051.0}, ("peak_mib",)),
+    ],
+)
+def test_sent_bytes_may_grow_by_a_hundredth_and_memory_by_4_mib_or_the_tolerance(
+    figures: dict[str, float], grew: tuple[str, ...]
+) -> None:
+    assert verdict_of(found(layouts(0.0, **figures)), TOLERANCE).grew == grew
 
 
 def test_memory_that_grew_in_some_pairs_only_is_noise() -> None:

@@ -230,6 +230,13 @@ def test_coverage_does_not_start_in_measuring_processes(monkeypatch: pytest.Monk
     assert names & Surroundings.now().environment.keys() == {"COVERED"}
 
 
+def test_functions_get_the_places_of_sys_path_that_python_searches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])  # a Path has no effect there
+    assert Surroundings.now().path == sys.path[1:]
+
+
 def test_the_module_of_a_script_has_another_name(module: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = ModuleType("__main__")
     exec(compile(module.read_text(), str(module), "exec"), script.__dict__)

@@ -198,7 +198,7 @@ def test_metrics_of_training_are_in_the_record_and_the_report(tmp_path: Path) ->
         assert len(drift) == len(record.trips["task"])
     page = Page(write_report(run)).text
     assert "Training metrics" in page
-    assert "drift" in page
+    assert re.search(r"drift\s+2\s+1.5\s+0.5", page)  # means of the first and the last tenth
 
 
 def test_a_private_run_reports_epsilon_at_each_evaluation_and_version(tmp_path: Path) -> None:
@@ -291,6 +291,7 @@ def test_scores_on_clients_are_summarized_by_mean_worst_decile_and_profile(tmp_p
     page = Page(write_report(both)).text
     assert "On the clients' own examples" in page
     assert re.search(r"slow\s+1\s+25.0%\s+100.0%", page)
+    assert re.search(r"Mean of the worst tenth\s+1\s+25.0%\s+50.0%", page)
     text = printed(summary_table(summarize(both), both), compare([both]))
     assert re.search(r"personal accuracy on clients +mean 0.75, worst decile 0.5", text)
     assert re.search(r"global accuracy on clients, worst decile +fedbuff +0.25", text)
@@ -408,6 +409,18 @@ def test_rows_of_nan_and_inconsistent_trips_are_reported_without_an_error(tmp_pa
     assert sorted(lost) == ["task 1 lost", "task 4 lost"]
 
 
+@pytest.mark.parametrize(("clock", "starts_s"), [("wall", [1.0, 2.0]), ("virtual", [2.0, 3.0])])
+def test_the_bar_of_a_version_is_its_sum(tmp_path: Path, clock: str, starts_s: list[float]) -> None:
+    with Store(tmp_path) as store:
+        store.clients([client(0)])
+        store.version(version(1, 2.0, sum_s=2.0))
+        store.version(version(2, 3.0, sum_s=4.0))  # its sum cannot begin before the last version
+        store.set_meta(clock=clock, time_scale=2.0)
+    bars = [one for one in read_trace(write_trace(tmp_path)) if one["ph"] == "X"]
+    ends_s = [(one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6) for one in bars]
+    assert ends_s == list(zip(starts_s, (2.0, 3.0), strict=True))
+
+
 def test_hostile_names_are_escaped_in_the_report(tmp_path: Path) -> None:
     fleet = {EVIL: (0.9, (0, 1)), "_hidden": (9.0, (2, 3))}
     write_run(
@@ -495,6 +508,9 @@ def test_a_server_that_waits_is_limited_by_phones_or_under_the_virtual_clock_by_
     assert list(wall["stages"]) == ["wait", "sum", "decide"]
     assert wall["stages"]["decide"] == {"share": 0.04, "us_a_trip": pytest.approx(0.4e6 / 3, rel=1e-5)}
     assert summary.breakdown(costs("virtual", wait=9.0, sum=0.6))["limited_by"] == "training"
+    evaluated = summary.breakdown(costs("virtual", wait=3.0, evaluation=6.0, sum=1.0))
+    assert (evaluated["limited_by"], evaluated["busy"]) == ("evaluation", 0.1)
+    assert evaluated["says"].startswith("Evaluations limit this run: the server waits 90% of the time; ")
 
 
 def test_a_busy_server_is_the_limit() -> None:

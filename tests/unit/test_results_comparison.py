@@ -67,6 +67,13 @@ def test_a_comparison_warns_of_invalid_runs_on_the_page_and_on_the_terminal(tmp_
     assert "Do not use" not in printed(compare(runs[1:]))
 
 
+def test_a_row_is_invalid_if_one_of_its_runs_is(tmp_path: Path) -> None:
+    runs = [write_run(tmp_path / str(seed), seed=seed, error=error) for seed, error in ((1, 0.0), (2, 0.5))]
+    assert "INVALID: fedbuff ×2. " in printed(compare(runs, tmp_path / "out"))
+    (row,) = read_json(tmp_path / "out" / "summary.json")["comparison"]["rows"]
+    assert (row["seeds"], row["valid"]) == ([1, 2], False)
+
+
 @pytest.mark.parametrize("mark", ["experiment.toml", "record.sqlite"])
 def test_a_run_is_not_overwritten_by_a_comparison(tmp_path: Path, mark: str) -> None:
     run, out = write_run(tmp_path / "run"), tmp_path / "out"

@@ -14,6 +14,7 @@ from itertools import combinations
 from pathlib import Path
 from urllib.parse import unquote
 
+import matplotlib as mpl
 import numpy as np
 import pytest
 from numpy.typing import NDArray
@@ -190,6 +191,13 @@ def curve(k: int, y: list[float]) -> Curve:
 def test_the_axis_begins_high_only_if_all_curves_end_high(ends: tuple[float, float], low: float) -> None:
     curves = [curve(k, [0.1, *[end] * 19]) for k, end in enumerate(ends)]
     assert pictures._low_end(curves, 19.0) == pytest.approx(low)
+
+
+def test_pictures_ignore_the_users_own_matplotlib_settings() -> None:
+    """Regression: with ``text.usetex`` and without LaTeX, no report was written."""
+    with mpl.rc_context({"text.usetex": True, "savefig.bbox": "tight"}), pictures.house_style():
+        assert not mpl.rcParams["text.usetex"]
+        assert mpl.rcParams["savefig.bbox"] is None
 
 
 def test_end_points_at_the_same_place_become_concentric_rings() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
-from edgefl import Data, Experiment, Fleet, Model, Stop, Training
+from edgefl import Data, Experiment, Fleet, Model, Stop, Training, kernels
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError
+from edgefl.run import zygote
 from edgefl.run.workload import Workload
 
 MODELS = """
@@ -99,6 +102,19 @@ def test_more_outputs_than_classes_are_a_remark_and_the_trial_step_leaves_the_mo
     assert made(tmp_path, "outputs", count=10).prepared().remark == ""
 
 
+def test_a_class_without_an_output_is_refused_even_if_the_trial_does_not_meet_it(tmp_path: Path) -> None:
+    (tmp_path / "doors_models.py").write_text(MODELS)
+    experiment = Experiment(
+        fleet=Fleet(devices={"pi-4": 1, "pixel-4": 1}),
+        data=Data(partition="by-device", labels={"pi-4": [0, 1, 2, 3, 4, 5, 6], "pixel-4": [7, 8, 9]}),
+        model=Model(name="doors_models:outputs", args={"count": 7}),
+        training=Training(epochs=1),
+        stop=Stop(versions=1),
+    )
+    with pytest.raises(ConfigError, match="has 7 outputs, for the classes 0 to 6, but a client has class 9"):
+        Workload(experiment, fleet_of(experiment), tmp_path).prepared()
+
+
 def test_a_proximal_term_that_a_users_function_must_add_is_a_remark(tmp_path: Path) -> None:
     (tmp_path / "doors_models.py").write_text(MODELS)
     remarks = []
@@ -123,3 +139,16 @@ def test_forks_train_with_one_thread_because_more_would_wait_for_those_of_the_zy
             made(tmp_path, "threads").prepared()
     finally:
         torch.set_num_threads(1)
+
+
+def test_forks_use_the_kernels_on_the_cpu_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("EDGEFL_BACKEND", "cuda")
+    for name in ("become_child", "kill_forks_with_parent", "adopt_orphans", "Channel", "Zygote"):
+        monkeypatch.setattr(zygote, name, Mock())
+    kernels.set_threads(2)
+    try:
+        zygote.main(-1, 0)
+        assert kernels.threads() == 1
+        assert "EDGEFL_BACKEND" not in os.environ
+    finally:
+        kernels.set_threads(None)

@@ -57,6 +57,18 @@ def test_missing_or_damaged_results_are_refused_by_name(tmp_path: Path) -> None:
         run_folder.check_experiment(tmp_path, "seed = 1")
 
 
+def test_results_that_were_written_while_the_run_was_running_are_written_again(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.set_meta(status="done")
+    for name in ("trace.json", "report.html"):
+        (tmp_path / name).touch()
+    assert run_folder.missing_results(tmp_path) == [*run_folder.RESULTS]
+    (tmp_path / "summary.json").touch()
+    assert run_folder.missing_results(tmp_path) == []
+    run_folder.remove_results(tmp_path, ["report.html"])
+    assert run_folder.missing_results(tmp_path) == ["report.html"]
+
+
 def test_an_experiment_that_cannot_be_written_whole_leaves_no_folder(tmp_path: Path) -> None:
     with (
         file_size_limit(100),

@@ -57,6 +57,8 @@ def test_a_wrong_password_is_refused_and_so_is_a_result_before_ready(parts: Part
     peer, other = parts.peer(CLIENT, 1, ready=False), parts.peer(EVALUATOR, 0)
     parts.say(peer, ready(peer, password=ready(other).password))
     assert refused(parts) == "wrong password for client 1"
+    parts.say(peer, ready(peer, password="é"))
+    assert refused(parts) == "wrong password for client 1"
     task, lease = parts.lease(1, holder=1)
     parts.say(peer, done(task, lease, parts.written(task, lease)))
     assert refused(parts) == "Trained arrived before Ready"

@@ -22,9 +22,11 @@ from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import Clock, Experiment, Fleet, Server, Stop
 from edgefl.host.capacity import machine
 from edgefl.host.channel import Refused
+from edgefl.host.confinement import Enforcement
 from edgefl.host.pacing import Pacer
 from edgefl.hosts import messages, node
 from edgefl.hosts.nodes import Nodes, on_nodes, opened, software
+from edgefl.learning.operations import BatchWork, StepWork
 from edgefl.parameters.buffer import Shape
 from edgefl.run import control
 from edgefl.run.client import ClientProcess
@@ -32,6 +34,7 @@ from edgefl.run.connection import Cancelled
 from edgefl.run.demands import wall_scale
 from edgefl.run.hosting import Share
 from edgefl.run.messages import Task
+from edgefl.run.zygote import Zygote
 from edgefl.strategies.fedbuff import FedBuff
 from edgefl.zeromq import keys
 
@@ -250,6 +253,26 @@ def test_nodes_with_other_data_bits_or_packages_are_rejected(
     assert (why in world.lines[-1] and not world.agreed) if why else world.agreed
 
 
+def test_nodes_compare_the_bits_of_the_device_on_which_their_workers_train() -> None:
+    """Regression: with training.device = "cuda" the trial trained on the CPU, so any GPU was accepted."""
+    work = BatchWork(fixed=StepWork(), per_example=StepWork())
+    prepared = control.Prepared(8, [], b"", b"", b"", b"", [], work, 0.1, 1, "digits")
+    workload, sent = Mock(), list[Any]()
+    workload.prepared.return_value, workload.fingerprint.return_value = prepared, SAME
+    for on_gpu in (False, True):
+        workload.reset_mock()
+        parts: Any = SimpleNamespace(
+            _load=lambda: workload,
+            _request=control.Prepare(WANTED, "", fingerprint=True),
+            _on_gpu=on_gpu,
+            _channel=SimpleNamespace(send=sent.append),
+        )
+        Zygote._prepare(parts)
+        calls = [name for name, *_ in workload.method_calls]
+        assert calls == ["prepared", *["settle"] * on_gpu, "fingerprint"]
+    assert [one.fingerprint for one in sent] == [SAME, SAME]
+
+
 def test_a_node_of_another_edgefl_gets_the_reason(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first message of another version may have different fields."""
     answers: list[tuple[bytes, bytes]] = []
@@ -305,6 +328,10 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile(prepare: Prepare) 
     world.spawn(control.Spawn("client", 1, 1, "", "", 0, 1.0))
     world.ready("again", joining(device="pi-4"))
     assert [type(one) for one in world.sent_to("again")] == [control.Prepare, control.Adopt, control.Spawn]
+    world.handle("again", Refused("gone", config=False))
+    world.ready("quick", joining(device="pi-4"))  # it is back before the client rejoins
+    world.spawn(control.Spawn("client", 1, 2, "", "", 0, 1.0))
+    assert [type(one) for one in world.sent_to("quick")] == [control.Prepare, control.Adopt, control.Spawn]
 
 
 def test_a_node_at_its_own_pace_is_rejected_by_a_run_with_another_time_scale(prepare: Prepare) -> None:
@@ -365,6 +392,22 @@ def test_a_runs_usage_is_that_of_its_busiest_machine(world: World, monkeypatch: 
     }
 
 
+def test_a_node_that_loads_at_the_end_is_not_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.handle("a", joining())
+    with monkeypatch.context() as patch:
+        patch.setattr(world, "_closed", True)
+        assert (world.handle("a", messages.NodeEnded({})), world.rows) == ([], [])
+
+
+def test_a_node_does_not_wait_for_a_zygote_that_loads_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    kill, child = Mock(), Mock()
+    monkeypatch.setattr(node, "kill_tree", kill)
+    for adopted in (True, False):
+        parts: Any = SimpleNamespace(_zygote=Mock(), _child=child, _adopted=adopted)
+        node._Node._end_zygote(parts)
+    kill.assert_called_once_with(child)
+
+
 @pytest.mark.parametrize(
     ("bind", "line"),
     [
@@ -400,6 +443,7 @@ tcp://[::1::]:7000 -> tcp://[::1::]:7000: host '[::1::]' not found (
 tcp://127.0.0.1:7000 --device pi4 -> device profile 'pi4' not found; did you mean 'pi-4'?
 tcp://127.0.0.1:7000 --workers 100001 -> --workers: must be at most 100000, got 100001
 tcp://127.0.0.1:7000 --as-is -> --as-is: needs --device NAME
+tcp://127.0.0.1:7000 --device pi-4 --workers 2 -> --workers: has no effect with --device
 """
 
 
@@ -427,11 +471,19 @@ def test_a_run_gets_the_reason_why_a_node_cannot_limit_clients(monkeypatch: pyte
     why, told = "fleet.throttle: 'cgroup' cannot be used here", list[str]()
     monkeypatch.setattr(node, "enforced", Mock(side_effect=ConfigError(why)))
     parts: Any = SimpleNamespace(
-        _address="tcp://there:7000", _stack=contextlib.ExitStack(), _report_leaving=told.append
+        _address="tcp://there:7000",
+        _stack=contextlib.ExitStack(),
+        _report_leaving=told.append,
+        _as_is=False,
+        _start_zygote=Mock(),
+        _zygote=Mock(),
     )
     with pytest.raises(ConfigError, match=why):
         node._Node._carry_out(parts, control.Prepare(WANTED, "", fingerprint=True))
     assert told == [why]
+    parts._as_is = True  # a real device is not limited, so it need not be able to limit clients
+    node._Node._carry_out(parts, control.Prepare(WANTED, "", fingerprint=True))
+    assert parts._zygote.tell.call_args.args[0].enforcement == Enforcement()
 
 
 def test_an_explicit_shm_transport_is_reported_as_changed_to_wire(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import msgspec
 import pytest
@@ -19,7 +21,7 @@ from edgefl.core.deaths import Deaths
 from edgefl.core.events import Arrived, Died, Evaluate, Evaluated, Halted, Joined, Left, Ticked
 from edgefl.errors import RunError
 from edgefl.experiment import Clock, Privacy, Stop
-from edgefl.run import control, resume, server_process, supervisor
+from edgefl.run import control, messages, resume, server, server_process, supervisor
 from edgefl.run.clock import WallClock
 from edgefl.run.control import CLIENT, EVALUATOR, Departed
 from edgefl.run.progress import Gauge
@@ -53,6 +55,32 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
     assert world.evaluation.complete(0)
     with pytest.raises(RunError, match="no client is training and none will start: 0 of 3 are connected"):
         loop._find_silent()
+
+
+@pytest.mark.parametrize(("stop", "stage"), [(Stop(accuracy=0.9), "evaluation"), (Stop(versions=3), "wait")])
+def test_a_virtual_run_is_held_up_only_by_evaluations_that_can_end_it(
+    world: Wall, stop: Stop, stage: str
+) -> None:
+    loop = world.loop(msgspec.structs.replace(experiment(), stop=stop))
+    world.peer(EVALUATOR, 0)
+    world.engine.carry_out([Evaluate(0)])
+    assert loop._idle_stage() == stage
+    assert world.evaluation.complete(0)
+    assert loop._idle_stage() == "wait"
+
+
+def test_a_suspended_checkpoint_does_not_put_off_the_next_ones(
+    world: Wall, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third one takes ten minutes, because somebody pressed Ctrl-Z."""
+    loop, pauses = world.loop(experiment()), list[float]()
+    monkeypatch.setattr(loop, "_checkpoint", lambda: None)
+    monkeypatch.setattr(loop._alarms, "after", lambda seconds, _: pauses.append(seconds))
+    now = iter([0.0, 0.1, 30.0, 32.0, 80.0, 680.0, 720.0, 723.0]).__next__
+    monkeypatch.setattr(server, "time", SimpleNamespace(monotonic=now))
+    for _ in range(4):
+        loop._checkpoint_again()
+    assert pauses == pytest.approx([30.0, 30.0, 40.0, 60.0])
 
 
 def test_the_emulated_time_of_a_run_is_that_of_its_end(world: Wall, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -172,6 +200,23 @@ def test_an_interrupted_run_starts_no_more_clients(started: int) -> None:
     assert spawned == [(EVALUATOR, 0), *clients][:started]
 
 
+@pytest.mark.parametrize(
+    ("state", "interrupts", "killed"),
+    [(State.LOADING, 1, ["server", "zygote"]), (State.SERVING, 1, []), (State.SERVING, 2, ["server"])],
+)
+def test_an_interrupt_does_not_wait_for_a_zygote_that_loads_data(
+    state: State, interrupts: int, killed: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[str] = []
+    monkeypatch.setattr(supervisor, "kill_tree", ended.append)
+    parts: Any = SimpleNamespace(_state=state, _interrupts=interrupts, _view=Mock(), _stop_serving=Mock())
+    parts._children = {"server": "server", "zygote": "zygote"}
+    with pytest.raises(KeyboardInterrupt) if killed else nullcontext():
+        supervisor._Supervisor._interrupt(parts)
+    assert ended == killed
+    assert parts._stop_serving.called != bool(killed)
+
+
 @pytest.mark.parametrize("restarts", [0, 1])
 def test_a_run_that_begins_again_has_no_events_of_the_killed_server(world: Wall, restarts: int) -> None:
     world.store.journal(Died(1, 0.0, "signal 9"))
@@ -216,6 +261,32 @@ def test_the_live_verdict_leaves_out_the_trips_of_a_real_device(real: bool) -> N
     gauge.trip(msgspec.structs.replace(TIMES, own_pace=real))
     progress = gauge.progress(core, WallClock(1.0), None, 0)
     assert (progress.fidelity_median is None, "error" in progress.invalid) == (real, not real)
+
+
+def test_the_live_verdict_leaves_out_the_trips_that_are_too_short_to_be_judged() -> None:
+    """Regression: they counted in the sum of all trips, unlike in the summary: "trips took 100.0% longer"."""
+    wall = msgspec.structs.replace(experiment(), clock=Clock(kind="wall"))
+    plan: Any = SimpleNamespace(experiment=wall, time_scale=1.0, load=0.0)
+    gauge, core = Gauge(plan), Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    late = messages.Spent(0.001, 0.002)
+    gauge.trip(messages.TripTimes(0.001, late, late, late, late))
+    progress = gauge.progress(core, WallClock(1.0), None, 0)
+    assert progress.fidelity_median is None
+    assert "trips took" not in progress.invalid
+
+
+@pytest.mark.parametrize(("training_s", "median"), [(4.0, 0.0), (6.0, 0.5)])
+def test_the_live_verdict_leaves_out_training_that_is_a_minor_part_of_its_trip(
+    training_s: float, median: float
+) -> None:
+    """The summary leaves it out, too. The trip takes 100 s, and the upload makes up for the late training."""
+    wall = msgspec.structs.replace(experiment(), clock=Clock(kind="wall"))
+    plan: Any = SimpleNamespace(experiment=wall, time_scale=1.0, load=0.0)
+    gauge, core = Gauge(plan), Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
+    training = messages.Spent(training_s, 2 * training_s)
+    down, up = messages.Spent(50.0, 50.0), messages.Spent(50.0 - training_s, 50.0 - 2 * training_s)
+    gauge.trip(messages.TripTimes(training_s, down, training, up, messages.Spent(0.0, 0.0)))
+    assert gauge.progress(core, WallClock(1.0), None, 0).fidelity_median == median
 
 
 def test_the_live_views_show_the_emulated_time_of_the_end_of_the_run() -> None:

@@ -117,6 +117,14 @@ def test_a_change_that_a_power_cut_interrupts_is_rolled_back(path: Path, tmp_pat
         db.execute("UPDATE meta SET value = value || 'y'")
         shutil.copytree(tmp_path, left)
     assert (left / "record.sqlite").read_bytes() != path.read_bytes()
+    journal = left / "record.sqlite-journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(whole + b"other" + (5).to_bytes(4) + bytes(4) + seal._MAGIC)
+    with pytest.raises(ConfigError, match="names another file, so edgefl did not write it"):
+        Record(left)
+    with pytest.raises(ConfigError, match="names another file, so edgefl did not write it"):
+        Store(left)
+    journal.write_bytes(whole)
     with Record(left) as record:
         assert record.meta.seed == 1
 

@@ -87,6 +87,9 @@ def test_altered_replayed_and_unexpected_shares_are_refused() -> None:
     fresh.shares(adverts.values())
     with pytest.raises(SecureError, match="altered, or has another sender"):
         fresh.receive(2, world.sealed[2][1])  # sealed for the keys of another round
+    rubbish = world.clients[2]._seal_keys.seal(fresh.advert().seal_key, b"round 1 ", b"rubbish")
+    with pytest.raises(SecureError, match="the shares from client 2 are not valid"):
+        fresh.receive(2, rubbish)
     with pytest.raises(SecureError, match="unexpected shares from client 2"):
         world.clients[1].receive(2, world.sealed[2][1])
 

@@ -16,7 +16,16 @@ import pytest
 from edgefl import strategies
 from edgefl.core.strategy_calls import check_answers
 from edgefl.errors import ConfigError
-from edgefl.strategies import Arrivals, Buffered, LocalTerms, ServerOptimizer, Strategy, names, resolve
+from edgefl.strategies import (
+    Arrivals,
+    Buffered,
+    LocalTerms,
+    ServerOptimizer,
+    Strategy,
+    hyperparameters,
+    names,
+    resolve,
+)
 from edgefl.strategies.fedavg import FedAvg
 from edgefl.strategies.fedbuff import FedBuff
 
@@ -45,6 +54,28 @@ def test_each_built_in_strategy_is_a_hashable_dataclass_of_its_name(name: str) -
     assert (type(strategy).__doc__ or "").strip()
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Derives(FedBuff):
+    """A strategy whose constructor computes an array and fields that cannot be recorded."""
+
+    shares: Any = ()
+    model: Any = None
+    table: Any = dataclasses.field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "shares", np.array(self.shares))
+        object.__setattr__(self, "model", object())
+        object.__setattr__(self, "table", object())
+
+
+def test_hyperparameters_are_plain_data_even_if_the_constructor_computes_fields() -> None:
+    assert hyperparameters(FedBuff(buffer_size=3)) == dataclasses.asdict(FedBuff(buffer_size=3))
+    found = hyperparameters(Derives(shares=(1.0, 2.0)))
+    assert found["shares"] == [1.0, 2.0]
+    assert not {"model", "table"} & found.keys()
+
+
 def test_modules_that_strategies_share_are_not_strategies() -> None:
     assert not {"base", "buffered", "rounds", "asynchronous", "noise", "polled"} & set(names())
     with pytest.raises(ConfigError, match="strategy 'buffered' not found"):
@@ -56,6 +87,9 @@ def test_fields_get_their_values_and_are_checked_in_the_constructor_too() -> Non
         FedBuff(buffer_size=0)
     strategy = resolve({"name": "fedbuff", "buffer_size": 3, "exponent": 2, "normalize": True})
     assert strategy == FedBuff(buffer_size=3, exponent=2, normalize=True)
+    numpys: Any = {"buffer_size": np.int64(3), "exponent": np.float32(2), "normalize": np.bool_(True)}
+    assert FedBuff(**numpys) == strategy
+    assert type(FedBuff(**numpys).buffer_size) is int
 
 
 COUNT, EXPONENT = "a whole number from 1 to 1000000000", "a finite number of at least 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -58,6 +59,20 @@ def test_a_fleet_file_of_a_grid_has_its_own_networks_as_in_a_run(tmp_path: Path)
         {"fleet": ["{devices='mixed-24', network='wifi'}"]},
     ):
         assert planned(grid, wanted=wanted)[0].experiment.fleet.network == "wifi"
+
+
+def test_a_fleet_file_of_a_grid_replaces_the_networks_of_the_experiments_own_fleet_file(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "e.toml").write_text("fleet.devices = 'mixed-24'\nstop.versions = 3")
+    grid = {"fleet.devices": ["mixed-24", "paper-fedstaleweight"]}
+    for wanted in (
+        config.load(tmp_path / "e.toml", grid=grid),
+        Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=3)),
+    ):
+        networks = [one.experiment.fleet.network for one in planned(grid, (1,), wanted)]
+        assert isinstance(networks[0], dict)
+        assert networks[1] == "none"
 
 
 def test_labels_are_short_and_folders_have_unique_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -160,6 +175,12 @@ def test_runs_with_equal_local_training_try_it_once(tmp_path: Path, monkeypatch:
         ("mine:one", 0.2, "fedbuff"),
     ]
     assert tried(strategy__server_lr=["0.5"]) == []
+    killed: list[Any] = []
+    channel.receive = Mock(side_effect=KeyboardInterrupt)
+    monkeypatch.setattr(sweep, "kill_tree", killed.append)
+    with pytest.raises(KeyboardInterrupt):
+        tried(training__lr=["0.1", "0.2"])
+    assert killed == [None]
 
 
 def test_a_folder_without_a_sweep_is_refused(tmp_path: Path) -> None:

@@ -305,6 +305,7 @@ def test_the_times_to_a_given_target_are_compared_seed_by_seed_in_all_outputs(
         ("accuracy = 0.3", "30.0% accuracy", 1),
         ("accuracy = 0.3\naccuracy_over = 9", "30.0% accuracy", 5),
         ("metric = { name = 'loss', at_most = 0.6 }", "loss ≤ 0.6", 1),
+        ("metric = { name = 'loss', at_least = 0.3 }", "loss ≥ 0.3", 1),
         ("versions = 3", "90.0% accuracy", 5),
     ],
 )
@@ -316,6 +317,16 @@ def test_the_default_target_is_that_of_stop_or_derived_from_the_runs(
     assert (str(target), target.window) == (says, window)
     assert ("no target was given" in target.why) == (stop == "versions = 3")
     assert [row.to_target.reached for row in groups(folders, target) if row.to_target] == [1, 1]
+
+
+def test_a_goal_is_the_target_only_if_all_runs_have_it_and_a_given_one_keeps_its_window(
+    tmp_path: Path,
+) -> None:
+    runs = load(two(tmp_path, (1.0,), stop="accuracy = 0.3\naccuracy_over = 2"))
+    assert [goal_of(runs, given).window for given in (None, 0.3, 0.4)] == [2, 2, 5]
+    other = load([run_of(tmp_path / "other", "fedasync", 1, linear(20.0), "accuracy = 0.4")])
+    target = goal_of([*runs, *other])
+    assert (str(target), target.window) == ("90.0% accuracy", 5)
 
 
 def test_a_loss_reaches_its_target_from_above(tmp_path: Path) -> None:
@@ -332,6 +343,12 @@ def test_a_target_that_is_not_a_share_is_refused(tmp_path: Path, value: str, edg
     assert "expected an accuracy above 0 and at most 1" in error
     with pytest.raises(ConfigError, match="above 0"):
         compare([run], target=float(value))
+
+
+def test_a_target_that_is_a_number_of_numpy_can_be_written_as_json(tmp_path: Path) -> None:
+    given: Any = np.float32(0.5)
+    target: Any = goal_of(load([run_of(tmp_path / "run", "fedbuff", 1, linear(20.0))]), given)
+    assert json.loads(json.dumps(target._asdict()))["value"] == 0.5
 
 
 def test_a_target_of_runs_without_accuracy_is_refused(tmp_path: Path, edgefl: Shell) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,15 @@ class Table(msgspec.Struct, forbid_unknown_fields=True):
 @dataclasses.dataclass(frozen=True)
 class Strategy:
     size: Annotated[int, msgspec.Meta(ge=1)] = 1
+
+
+def test_a_fault_can_be_passed_to_another_process() -> None:
+    """Regression: `multiprocessing.Pool.map` waited forever for a worker that raised one.
+
+    A copy is made like an exception from another process.
+    """
+    found = copy.copy(Fault("stop.trips", "stop.trips: is wrong"))
+    assert (type(found), found.key, str(found)) == (Fault, "stop.trips", "stop.trips: is wrong")
 
 
 def texts(value: Any, of: Any = Table, key: str = "") -> list[str]:

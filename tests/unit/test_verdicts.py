@@ -98,6 +98,14 @@ def found(study: Recorded, settings: str = "quick", mutants: bool = False) -> li
     return examined(study, curves, Path(), mutants=mutants, say=print)
 
 
+def test_a_race_to_an_accuracy_that_a_first_model_has_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = {"early": [0.0, 4.0], "late": [8.0, 9.0]}
+    monkeypatch.setattr(Curves, "reached", lambda _self, label, *_: costs[label])
+    monkeypatch.setattr(Curves, "ended", lambda *_: [20.0, 20.0])
+    curves = Curves({"early": [], "late": []}, "")
+    assert curves.race("early", "late", 0.9, "trips") is curves.race("late", "early", 0.9, "trips") is None
+
+
 def found_with(**accuracies: Sequence[float]) -> list[Finding]:
     return found(replace(ONE, accuracies={**ONE.accuracies, **accuracies}))
 

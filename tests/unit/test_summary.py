@@ -1,0 +1,74 @@
+"""Figures in summary.json that depend on the hosts of a run: nodes, real devices, and memory of processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edgefl.results.report import summary_table
+from edgefl.results.rows import MemoryUse, NodeRow, TripRow
+from edgefl.results.store import Store
+from edgefl.results.summary import summarize
+from tests.reports import client, printed, trip
+
+
+def timed(task: int, client: int, compute_s: float, **fields: Any) -> TripRow:
+    """Return a trip of 3 s, 1 s for each of its parts by its profile; its training took ``compute_s``."""
+    parts = ("down_s", "up_s", "down_declared_s", "compute_declared_s", "up_declared_s")
+    times = {**dict.fromkeys(parts, 1.0), "trip_declared_s": 3.0, "trip_achieved_s": 2.0 + compute_s}
+    return trip(task, client, arrived_s=3.0, staleness=0, compute_s=compute_s, **times, **fields)
+
+
+def node(peers: list[int], **fields: Any) -> NodeRow:
+    known = {"name": "n", "cpu": "", "cores": 2.0, "system": "", "machine": "", "host_step_s": 0.1}
+    return NodeRow(peers=peers, **{**known, **fields})
+
+
+def test_the_times_of_a_real_device_are_compared_with_its_profile_and_not_judged(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.clients([client(0, "pixel-4"), client(1, "pi-4")])
+        store.trip(timed(0, 0, 1.0))
+        for task, compute_s in enumerate((1.5, 2.0, 2.5), 1):
+            store.trip(timed(task, 1, compute_s))
+        store.trip(trip(4, 1, 3.0, fate="lost"))
+        store.trip(trip(5, 0, 3.0, arrived_s=4.0, staleness=0))  # reported no times
+        store.set_meta(strategy="fedbuff", clock="wall", nodes=[node([1], as_is=True)])
+    found = summarize(tmp_path)
+    ratio = {"p5": 1.55, "median": 2.0, "p95": 2.45}
+    assert found["real_devices"] == [
+        {"client": 1, "profile": "pi-4", "trips": 3, "compute_s": 2.0, "declared_s": 1.0, "ratio": ratio}
+    ]
+    fidelity = found["fidelity"]
+    assert (fidelity["valid"], fidelity["trips"], fidelity["unmeasured"]) == (True, 1, 1)
+    text = " ".join(printed(summary_table(found, tmp_path)).split())
+    assert "a real pi-4 median 2 times its profile's training time" in text
+
+
+def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_path: Path) -> None:
+    """A step takes 0.1 s on this host and 0.4 s on the node; a trip without steps is left out."""
+    with Store(tmp_path) as store:
+        store.clients([client(0), client(1)])
+        for task, (owner, steps, cpu_s) in enumerate(((0, 5, 0.75), (1, 5, 3.0), (0, 0, 0.0), (1, 5, None))):
+            store.trip(timed(task, owner, 1.0, steps=steps, cpu_s=cpu_s))
+        store.set_meta(clock="wall", host_step_s=0.1, nodes=[node([1], host_step_s=0.4)])
+    assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.5
+
+
+def test_bytes_between_nodes_are_given_per_version_and_memory_per_process_and_profile(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.clients([msgspec.structs.replace(client(0), memory_mib=512.0), client(1, "none-trained")])
+        for task, (peak, grew) in enumerate(((3.0, 5.0), (2.0, 7.0))):
+            store.trip(timed(task, 0, 1.0, peak_mib=peak, process_grew_mib=grew))
+        store.set_meta(
+            clock="wall",
+            network={"in": 900, "out": 500, "versions": 4},
+            memory=MemoryUse(server_mib=50.0, clients_mib={0: 10.0, 1: 20.0}),
+        )
+    found = summarize(tmp_path)
+    per_version = {"in_a_version": 225.0, "out_a_version": 125.0}
+    assert found["network"] == {"in": 900, "out": 500, "versions": 4, **per_version}
+    memory = found["memory"]
+    assert [memory[name] for name in ("server_mib", "per_process_mib", "processes_mib")] == [50.0, 15.0, 30.0]
+    assert memory["by_profile"] == {"pi-4": {"peak_mib": 3.0, "limit_mib": 512.0, "process_grew_mib": 7.0}}
