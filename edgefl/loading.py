@@ -113,13 +113,13 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 
 
 def signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
-    """Return the signature of a function or class, like `inspect.signature`, but evaluate no annotations.
+    """Return a signature, like `inspect.signature`, but do not look up the names in its annotations.
 
-    Python 3.14 and newer would evaluate them, although a module may import a type only for type checkers.
+    Python 3.14 and newer would do so, although a module may import a type only for type checkers.
     """
     how: dict[str, Any] = {}
     if sys.version_info >= (3, 14):
-        how["annotation_format"] = importlib.import_module("annotationlib").Format.FORWARDREF
+        how["annotation_format"] = importlib.import_module("annotationlib").Format.STRING
     return inspect.signature(function, follow_wrapped=follow_wrapped, **how)
 
 

@@ -234,23 +234,32 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, Any, None]:
     """Fail or skip a test if a fixture ran a function on the device and the result could not be judged."""
     if _ROWS in item.stash:  # this is a rerun
-        item.stash[_ROWS] = []
+        _keep(item, [])
     outcome = yield
     errors = sys.modules.get("edgefl.errors")
     if errors is None or not isinstance(outcome.exception, errors.Invalid):
         return
     why = str(outcome.exception)
     if (device := item.stash.get(_DEVICE, None)) is not None:
-        import msgspec
-
         from edgefl.regression.table import rows
 
         device.session.tell("")
-        item.stash[_ROWS] = msgspec.to_builtins(rows(device, item.nodeid, "", why, None))
+        _keep(item, rows(device, item.nodeid, "", why, None))
     try:
         _end_unjudged(item.config, why)
     except BaseException as ended:
         outcome.force_exception(ended)
+
+
+def _keep(item: pytest.Item, made: Sequence[ResultRow]) -> None:
+    """Keep the rows of a test, also as JUnit properties, instead of those of an earlier attempt."""
+    import msgspec
+
+    from edgefl.regression.table import PROPERTIES, properties
+
+    others = [one for one in item.user_properties if not str(one[0]).startswith(PROPERTIES)]
+    item.user_properties[:] = [*others, *itertools.chain.from_iterable(map(properties, made))]
+    item.stash[_ROWS] = msgspec.to_builtins(made)
 
 
 def _end_unjudged(config: pytest.Config, why: str) -> NoReturn:
@@ -304,12 +313,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         if pyfuncitem.get_closest_marker("edge_device") is not None:
             pytest.fail(f"edge_device: {REPLACED}", pytrace=False)
         return (yield)
-    import msgspec
-
     from edgefl.regression.baseline import path_of
-    from edgefl.regression.table import PROPERTIES, properties, rows
+    from edgefl.regression.table import rows
 
-    again = _ROWS in pyfuncitem.stash
     pyfuncitem.stash[_ROWS] = []  # the reports of subtests must not have the rows of an earlier attempt
     try:
         with device.judged() as found:
@@ -319,11 +325,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
         file = str(path_of(pyfuncitem.path)) if pyfuncitem.config.getoption("edgefl_save") else None
         failed = found.failed or _failed_subtests(pyfuncitem)
         made = [] if found.skipped else rows(device, pyfuncitem.nodeid, failed, found.invalid, file)
-        if again:  # this is a rerun: remove the properties of the earlier attempt
-            others = [one for one in pyfuncitem.user_properties if not str(one[0]).startswith(PROPERTIES)]
-            pyfuncitem.user_properties[:] = others
-        pyfuncitem.stash[_ROWS] = msgspec.to_builtins(made)
-        pyfuncitem.user_properties += itertools.chain.from_iterable(map(properties, made))
+        _keep(pyfuncitem, made)
     if not (found.failed or found.invalid):
         return result
     if found.failed:

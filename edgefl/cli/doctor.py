@@ -80,12 +80,11 @@ def _cores() -> Iterator[Check]:
 def _memory() -> Iterator[Check]:
     import psutil
 
-    from edgefl.host.capacity import memory_limit_bytes
+    from edgefl.host.capacity import available_bytes, memory_limit_bytes
 
-    memory, limit = psutil.virtual_memory(), memory_limit_bytes()
-    free = min(memory.available, limit or memory.available)
-    found = f"{free // MIB} MiB free of {memory.total // MIB}"
-    if limit is not None and limit < memory.total:
+    total, limit, free = psutil.virtual_memory().total, memory_limit_bytes(), available_bytes()
+    found = f"{free // MIB} MiB free of {total // MIB}"
+    if limit is not None and limit < total:
         found += f", limited to {limit // MIB}"
     yield Check("memory", f"{found}: about {free // MIB // CLIENT_MIB} clients of {CLIENT_MIB} MiB")
 

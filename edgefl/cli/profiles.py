@@ -528,11 +528,12 @@ def _times(device: Device) -> tuple[RenderableType, ...]:
 def _inference(device: Device) -> list[str]:
     """Return a line with the time of inference, or no line if the device has no runtime for inference."""
     from edgefl.devices.phones import TFLITE
+    from edgefl.devices.prediction import time_model
     from edgefl.devices.profiles import phone_table
 
     if TFLITE not in device.runtime:
         return []
-    found = device.runtime[TFLITE].predict(phone_table().typical_work())
+    found = time_model(device, TFLITE).predict(phone_table().typical_work())
     what = f"inference of the typical network of profiles/phones.toml in {TFLITE}"
     return [f"{what}: {found.seconds:.3g} s, 90% within {found.low_s:.3g}–{found.high_s:.3g} s"]
 

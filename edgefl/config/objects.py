@@ -24,10 +24,8 @@ from edgefl.files import DATA_FILES
 from edgefl.loading import INSTALLED, own_code
 from edgefl.strategies import Strategy, names
 
-_KEYS_OF_FILES = (
-    "fleet", "fleet.devices", "fleet.network", "fleet.availability", "data", "data.path", "data.labels",
-)  # fmt: skip
-"""Keys whose values may contain paths relative to the experiment's file."""
+_KEYS_OF_FILES = ("fleet.devices", "fleet.network", "fleet.availability", "data.path", "data.labels")
+"""Keys that may contain paths relative to the experiment's file, as do the tables below them."""
 
 
 class Reference(NamedTuple):
@@ -84,9 +82,10 @@ def name_objects(
     folder of an object instead of ``home``. Raises `ConfigError` for an object that other processes cannot
     import.
     """
-    words = [each for each in (strategy, model, data, partition, *strategies) if isinstance(each, str)]
-    beside = any(":" in word for word in words) or _refers_beside(grid)
-    keeps_home = home is not None and (beside or own_code(config.plain(experiment)))
+    words = [("strategy.name", each) for each in (strategy, *strategies)]
+    words += [("model.name", model), ("data.name", data), ("data.partition", partition)]
+    beside = any(isinstance(word, str) and own_code({key: word}) for key, word in words)
+    keeps_home = home is not None and (beside or _refers_beside(grid) or own_code(config.plain(experiment)))
     arrays = None if callable(data) or isinstance(data, str) else data
     found: list[Reference] = []
     for value, key, table, field in (
@@ -117,7 +116,9 @@ def name_objects(
 def _refers_beside(grid: Mapping[str, Collection[Any]]) -> bool:
     """Return True if a value of a grid may refer to code or to a file beside the experiment's file."""
     return any(
-        key in _KEYS_OF_FILES or own_code({key: value}) for key, values in grid.items() for value in values
+        key in ("fleet", "data") or key.startswith(_KEYS_OF_FILES) or own_code({key: config.plain(value)})
+        for key, values in grid.items()
+        for value in values
     )
 
 

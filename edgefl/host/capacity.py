@@ -273,6 +273,12 @@ def memory_limit_bytes() -> int | None:
     return min((limit for limit in limits if limit < 1 << 60), default=None)
 
 
+def available_bytes() -> int:
+    """Return the host's available memory, or the limit of this process's control groups if it is smaller."""
+    free, limit = int(psutil.virtual_memory().available), memory_limit_bytes()
+    return free if limit is None else min(free, limit)
+
+
 def thread_limit() -> int | None:
     """Return the maximum number of processes and threads in this process's control groups.
 

@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import psutil
 import torch
 from torch import nn
 from torch.nn.functional import conv2d, cross_entropy
 
 from edgefl.host import code_operations
 from edgefl.host.calibration import MAX_CV, Measured, Rate
+from edgefl.host.capacity import available_bytes
 from edgefl.learning.networks import cnn_femnist
 
 REPETITIONS = 9
@@ -157,7 +157,7 @@ def _triad_mib(cache_mib: float) -> float:
     Together they are twice as large as the cache, but take at most an eighth of the free memory. Each array
     has at least `TRIAD_MIN_MIB` MiB, even if that is more.
     """
-    free_mib: float = psutil.virtual_memory().available / _MIB
+    free_mib = available_bytes() / _MIB
     return max(TRIAD_MIN_MIB, min(2 * cache_mib / 3, free_mib / 24))
 
 

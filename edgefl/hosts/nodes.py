@@ -563,7 +563,6 @@ class Nodes:
     def clear(self, restarts: int) -> Iterator[control.FromHosts]:
         self._clearing = restarts
         self._unplaced.clear()
-        self._away.clear()
         for node in self.agreed:
             node.peers.clear()
             node.moved.clear()

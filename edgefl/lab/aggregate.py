@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from edgefl import kernels
 from edgefl.errors import EdgeflError
-from edgefl.host.capacity import UsageMeter
+from edgefl.host.capacity import UsageMeter, available_bytes
 from edgefl.host.verdict import STEAL_MAX, STOLEN, THROTTLED, THROTTLED_MAX, exceeded
 from edgefl.kernels.arguments import Floats
 from edgefl.lab import bench
@@ -88,7 +88,7 @@ def run(
     extension is not available). ``skipped`` lists the rows that are too large to measure.
     """
     wanted = rows_of(sizes or (QUICK if quick else [(d, k) for d in PARAMETERS for k in UPDATES]), quick)
-    most_bytes = min(_LARGEST_ROW_BYTES, _ROW_SHARE * bench.available_bytes())
+    most_bytes = min(_LARGEST_ROW_BYTES, _ROW_SHARE * available_bytes())
     fits = [row for row in wanted if (row.updates + 2) * row.parameters * 4 <= most_bytes]
     for name, why in compiled_backends().items():
         if why:

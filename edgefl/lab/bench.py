@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,10 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
 
 from edgefl.experiment import Checkpoint, Evaluation, Experiment
-from edgefl.host.capacity import host, memory_limit_bytes
+from edgefl.host.capacity import host
 from edgefl.host.verdict import Conditions, Outcome, outcome, unfit
 from edgefl.results.record import Record
 from edgefl.run import supervisor
@@ -36,11 +34,6 @@ def machine(**more: Any) -> dict[str, Any]:
 def machine_line(facts: dict[str, Any], *more: str) -> str:
     """Format the result of `machine` as one line, with the strings in ``more`` before the load."""
     return ", ".join([facts["cpu"], f"{facts['cores']} cores", *more, f"load {facts['load_1min']}"])
-
-
-def available_bytes() -> int:
-    """Return the host's available memory, or the limit of this process's control groups if it is smaller."""
-    return min(int(psutil.virtual_memory().available), memory_limit_bytes() or sys.maxsize)
 
 
 def median_and_spread(samples: Sequence[float]) -> tuple[float, float]:

@@ -147,7 +147,8 @@ class Lead:
         for mine, other in (self.many, self.few):
             target = curves.target(mine)
             ours, theirs = (curves.reached(label, target, "trips") for label in (mine, other))
-            lead.append([there / here for there, here in zip(theirs, ours, strict=True)])
+            pairs = zip(theirs, ours, strict=True)
+            lead.append([there / here if there and here else math.nan for there, here in pairs])
         large, small = lead
         found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
         return Finding(

@@ -26,14 +26,13 @@ from edgefl.devices.thermal import ThermalModel, thermal_model
 from edgefl.experiment import Clock, Fleet, Model, Stop, Training
 from edgefl.host import open as throttle
 from edgefl.host import probe
-from edgefl.host.capacity import UsageMeter
+from edgefl.host.capacity import UsageMeter, capacity_cores
 from edgefl.host.verdict import Conditions
 from edgefl.kernels.arguments import Doubles
 from edgefl.lab import bench
 from edgefl.lab.bench import Judged, Say, judged
 from edgefl.lab.workloads import EXERCISE, PRODUCT_FLOP, ExerciseArgs
 from edgefl.learning.operations import StepWork
-from edgefl.processes import usable_cores
 from edgefl.results import tables
 from edgefl.results.summary import ACHIEVED, fidelity_of
 
@@ -347,7 +346,7 @@ def held_processes(mechanism: str, devices: Sequence[str], seconds: float) -> tu
     Returns the relative error of the CPU time of each process, and the state of the host.
     """
     rates = np.repeat([rate_of(load_device(name)) for name in devices], EACH)
-    shares = rates / rates.sum() * LOAD * usable_cores()
+    shares = rates / rates.sum() * LOAD * capacity_cores()
     usage = UsageMeter()
     usage.begin()
     with contextlib.ExitStack() as stack:

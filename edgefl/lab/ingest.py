@@ -27,6 +27,7 @@ import numpy as np
 from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.experiment import Clock, Fleet, Model, Server, Stop
+from edgefl.host.capacity import available_bytes
 from edgefl.lab import bench
 from edgefl.lab.aggregate import short
 from edgefl.lab.bare import Limit, LimitCase, Transport
@@ -103,7 +104,7 @@ def run(
     """
     seconds = seconds or (0.6 if quick else 1.5)
     repetitions = repetitions or (3 if quick else 9)
-    half = bench.available_bytes() // 2
+    half = available_bytes() // 2
     vectors = UPDATES + (1 + COPIES) * clients
     wanted = sizes or (QUICK_SIZES if quick else SIZES)
     fitting = [size for size in wanted if 4 * size * (ring_entries(size) + vectors) < half]

@@ -122,13 +122,9 @@ def _of_arrays(spec: Data, search_path: Sequence[Path]) -> Dataset:
         if largest >= int(classes):
             raise ConfigError(f"data.path: {file}: labels must be in [0, {classes}) (got {largest})")
         dataset = replace(dataset, classes=int(classes))
-    owners = found.get("owners")
-    if owners is not None and (owners.shape != (len(dataset.train_y),) or owners.dtype.kind not in "iu"):
-        raise ConfigError(
-            f"data.path: {file}: owners must be one whole number per training example "
-            f"(got {owners.dtype} of shape {owners.shape})"
-        )
-    owners = None if owners is None else owners.astype(np.int64)
+    if (owners := found.get("owners")) is not None:
+        _check_owners(owners, len(dataset.train_y), f"data.path: {file}")
+        owners = owners.astype(np.int64)
     return replace(dataset, name=metadata.get("name") or file.stem, owners=owners)
 
 
@@ -217,7 +213,7 @@ def _checked(got: Any, name: str) -> Dataset:
     for part, x, y in (("train", data.train_x, data.train_y), ("test", data.test_x, data.test_y)):
         _check_part(data, f"data.name: {name!r}: {part}", x, y)
     if data.owners is not None:
-        _check_owners(data.owners, len(data.train_y), name)
+        _check_owners(data.owners, len(data.train_y), f"data.name: {name!r}")
     return data
 
 
@@ -271,15 +267,18 @@ def _check_part(data: Dataset, part: str, x: Examples, y: Targets) -> None:
         raise ConfigError(f"{part}_y must be in [0, {classes}) (got {top})")
 
 
-def _check_owners(owners: Any, examples: int, name: str) -> None:
-    """Raise `ConfigError` unless ``owners`` contains one whole number for each training example."""
+def _check_owners(owners: Any, examples: int, what: str) -> None:
+    """Raise `ConfigError` unless ``owners`` contains one whole number for each training example.
+
+    The message starts with ``what``.
+    """
     if isinstance(owners, np.ndarray) and owners.dtype.kind in "iu" and owners.shape == (examples,):
         return
     got = (
         f"{owners.dtype} of shape {owners.shape}" if isinstance(owners, np.ndarray) else type(owners).__name__
     )
     raise ConfigError(
-        f"data.name: {name!r}: owners must be an array of whole numbers of shape ({examples},), "
+        f"{what}: owners must be an array of whole numbers of shape ({examples},), "
         f"one per training example (got {got})"
     )
 

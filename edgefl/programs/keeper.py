@@ -502,8 +502,9 @@ def _become_command(launch: messages.Launch, group: ControlGroup | None) -> int:
             group.enter()
         for place, fd in enumerate(launch.stdio):
             os.dup2(fd, place)
-        # Close all other descriptors, which belong to the channel and to the pipes of other phones. Not up to
-        # the limit, which may be a billion: a Python built for an old C library would try each number.
+        # Close all other descriptors, which belong to the channel and to the pipes of other phones. The loop
+        # ends at the highest open one, because the limit may be a billion, and a Python that was built for an
+        # old C library would try each number.
         highest = max(map(int, os.listdir("/proc/self/fd")))
         for before, kept in itertools.pairwise((2, *launch.descriptors, highest + 1)):
             os.closerange(before + 1, kept)

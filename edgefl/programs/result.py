@@ -197,6 +197,10 @@ class UnwrittenRecord(RunError):
         super().__init__(why)
         self.result = result
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Make `pickle` use the constructor: `multiprocessing` passes exceptions between processes."""
+        return type(self), (str(self), self.result)
+
 
 def way_result(nbytes: int, declared_s: Sequence[float], achieved_s: Sequence[float]) -> WayResult:
     """Summarise the transmissions in one direction."""

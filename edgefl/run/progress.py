@@ -43,7 +43,7 @@ class Gauge:
         self._load = plan.load
         self._steal, self._throttle = StealMeter(), ThrottleMeter()
         self._declared_s = self._achieved_s = 0.0
-        """Sums of the planned and of the measured times of trips long enough to judge, in emulated s."""
+        """Sums of the planned and the measured times, in emulated seconds, of trips long enough to judge."""
         self.accuracy: float | None = None
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}

@@ -433,7 +433,7 @@ class _Supervisor:
         """Ask the server to stop. At the second interrupt, kill it; before it listens, kill all processes."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             for name in ("server",) if self._state in HAS_LISTENED else CHANNELS:
-                kill_tree(self._children[name])  # a zygote that is loading data would not notice the end
+                kill_tree(self._children[name])  # while it loads data, a zygote does not read its channel
             raise KeyboardInterrupt
         self._view.say("interrupted: writing a checkpoint (Ctrl-C again stops at once)")
         self._stop_serving()
@@ -555,7 +555,7 @@ class _Supervisor:
         )
         self._hosts.adopt(shape)
         self._buffer = ParameterBuffer.create(shape, most_bytes=memory_limit_bytes())
-        run_folder.remove_results(self._folder)  # of an interruption
+        run_folder.remove_results(self._folder)  # those of the part that was interrupted
         self._here.zygote.tell(control.Adopt(initialise=not self.resuming), self._buffer.fd)
         self._state = State.ADOPTING
 

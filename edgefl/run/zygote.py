@@ -101,7 +101,7 @@ class Zygote:
                 if initialise:
                     self._run_without_cuda("edgefl-first-model", self._write_first_model)
                     self._buffer.publish(version=0, entry=0)
-                self._ends.watch()  # the user's code that was tried out may have ended it
+                self._ends.watch()  # the user's code that was tried out may have replaced its handlers
                 # Freeze these permanent objects: a garbage collection in a fork would copy their pages.
                 gc.collect()
                 gc.freeze()

@@ -134,6 +134,8 @@ def far_end(number: int) -> str:
         far = end.getpeername()
     finally:
         end.detach()
+    if not isinstance(far, tuple):  # a Unix socket has got the number of a connection that was closed
+        raise OSError("not a connection over TCP")
     return f"tcp://{far[0]}:{far[1]}"
 
 

@@ -205,6 +205,13 @@ def test_the_number_of_connections_without_a_key_is_bounded(
     says(door, honest, b"two", b"still here")
 
 
+def test_a_unix_socket_with_the_number_of_a_closed_connection_is_none() -> None:
+    """Regression: an IndexError ended the thread that limits strangers."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(OSError, match="not a connection over TCP"):
+        strangers.far_end(ours.fileno())
+
+
 @linux
 def test_a_server_without_descriptors_closes_other_connections(door: DoorSocket, closing: ExitStack) -> None:
     host, port = "127.0.0.1", int(door.address.rpartition(":")[2])

@@ -20,7 +20,7 @@ import pytest
 
 from edgefl import ConfigError, RunError, Stop, config
 from edgefl.cli import main
-from edgefl.lab import bare, bench, fidelity, ingest, peers, spawn, study, tuning
+from edgefl.lab import bare, fidelity, ingest, peers, spawn, study, tuning
 from edgefl.lab.fidelity import DEVICES
 from edgefl.lab.memory import memory_row
 from edgefl.lab.study import Arm, Curves, Finding, Study, Tuning, verdict, write_report
@@ -128,7 +128,7 @@ def test_ingest_names_the_sizes_that_need_too_much_memory(
         for case in cases:
             case.turns.append(ingest.IngestFigures(30, 1.0, 1.0, dict.fromkeys(ingest.STAGES, 1.0)))
 
-    monkeypatch.setattr(bench, "available_bytes", lambda: 4 << 30)
+    monkeypatch.setattr(ingest, "available_bytes", lambda: 4 << 30)
     monkeypatch.setattr(ingest, "_take_turns", take_turns)
     result = ingest.run(sizes=(1000, 25_000_000))
     assert {case["parameters"] for case in result["cases"]} == {1000}

@@ -28,7 +28,7 @@ from edgefl.devices import load_device, load_network
 from edgefl.host import fork_server
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.host.children import exit_with
-from edgefl.host.process import STOPS, become_child, child_environment, start_process
+from edgefl.host.process import STOPS, become_child, child_environment, open_pidfd, start_process
 from edgefl.learning.published_sets import read_bundled_table
 from edgefl.results.page import Picture
 from edgefl.results.result import Result
@@ -199,7 +199,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         if self._code is not None:
             return self._code
-        fd = os.pidfd_open(self.pid)
+        fd = open_pidfd(self.pid)
         try:
             if not select.select([fd], [], [], timeout)[0]:
                 raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)

@@ -12,7 +12,7 @@ import pytest
 
 from edgefl import kernels
 from edgefl.cli import main
-from edgefl.lab import aggregate, bench
+from edgefl.lab import aggregate
 from edgefl.lab.aggregate import arrays_of
 
 NATIVE = kernels.backends()["c"] == "ok"
@@ -41,15 +41,8 @@ def test_sizes_that_do_not_fit_memory_are_named(result: dict[str, Any]) -> None:
 
 
 def test_a_row_needs_more_than_twice_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "available_bytes", lambda: 140_000)
+    monkeypatch.setattr(aggregate, "available_bytes", lambda: 140_000)
     assert aggregate.run(sizes=[(3000, 3)])["rows"] == []  # of 60,000 bytes
-
-
-def test_the_limit_of_a_container_limits_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "memory_limit_bytes", lambda: None)
-    assert bench.available_bytes() > 1 << 20
-    monkeypatch.setattr(bench, "memory_limit_bytes", lambda: 1 << 20)
-    assert bench.available_bytes() == 1 << 20
 
 
 def test_the_grid_has_all_sizes_types_and_thread_numbers() -> None:

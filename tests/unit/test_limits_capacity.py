@@ -451,6 +451,14 @@ def test_the_triad_is_larger_than_the_cache(tmp_path: Path, monkeypatch: pytest.
     assert host_operations._triad_mib(1e9) < 1e9
 
 
+def test_the_limit_of_a_container_limits_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capacity, "memory_limit_bytes", lambda: None)
+    assert capacity.available_bytes() > 1 << 20
+    monkeypatch.setattr(capacity, "memory_limit_bytes", lambda: 1 << 20)
+    assert capacity.available_bytes() == 1 << 20
+    assert host_operations._triad_mib(1e9) == host_operations.TRIAD_MIN_MIB
+
+
 def test_an_error_of_the_measuring_process_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(RunError, match="calibration failed with exit code 1: no message"):

@@ -149,11 +149,15 @@ def test_names_and_files_replace_objects(mine: Any, tmp_path: Path, monkeypatch:
     for given, name in ((own_model, None), (PLAIN, "beside_the_file:make")):
         elsewhere = name_objects(given, Path("/"), strategy=mine.Mine, model=name)
         assert (elsewhere.base, elsewhere.trusted) == (Path("/"), ("mine_of_test",))
-    grids: tuple[dict[str, list[str]], ...] = (
-        {"fleet.devices": ["beside.toml"]}, {"training.loss": ["beside:loss"]}, {"data.partition": ["iid"]},
+    grids: tuple[dict[str, list[Any]], ...] = (
+        {"fleet.devices": ["beside.toml"]}, {"fleet.network.pi-4": ["beside.toml"]},
+        {"training.loss": ["beside:loss"]}, {"model": [Model(name="beside:make")]},
+        {"data.partition": ["iid"]},
     )  # fmt: skip
     bases = [name_objects(PLAIN, Path("/"), strategy=mine.Mine, grid=grid).base for grid in grids]
-    assert bases == [Path("/"), Path("/"), tmp_path]
+    assert bases == [Path("/")] * 4 + [tmp_path]
+    of_a_package = name_objects(PLAIN, Path("/"), strategy=mine.Mine, model="timm:vit", partition="flwr:Iid")
+    assert of_a_package.base == tmp_path
 
 
 @pytest.mark.parametrize(
@@ -265,7 +269,7 @@ def test_a_dataset_of_arrays_keeps_its_classes_or_is_refused(tmp_path: Path) -> 
     ("fields", "words"),
     [
         ({"classes": 2}, r"labels must be in \[0, 2\) \(got 2\)"),
-        ({"classes": 3, "owners": np.ones(6)}, r"owners must be one whole number .* \(got float64 of shape"),
+        ({"classes": 3, "owners": np.ones(6)}, r"owners must be an array of whole .* \(got float64 of shape"),
     ],
 )
 def test_labels_beyond_the_classes_and_owners_that_are_no_whole_numbers_are_refused(
@@ -343,6 +347,13 @@ def test_a_module_that_was_imported_through_a_link_is_not_imported_again(
 
     assert loading.load_attribute("linked_of_test:make", "model.name", [real]) is linked_of_test.make
     del sys.modules["linked_of_test"]
+
+
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="older versions evaluate annotations at once")
+def test_a_signature_needs_no_types_of_annotations() -> None:
+    text, space = "def train(model: Missing, examples: missing.Rows): ...", dict[str, Any]()
+    exec(compile(text, "mine.py", "exec", dont_inherit=True), space)
+    assert list(loading.signature(space["train"]).parameters) == ["model", "examples"]
 
 
 def test_digests_cover_named_modules_their_packages_and_files_beside_them(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import pty
 import select
@@ -25,7 +26,15 @@ from edgefl.programs import ProgramOptions, RunningPhones
 from edgefl.programs.messages import PhoneState, TrafficState
 from edgefl.programs.phone import Phone, look_up
 from edgefl.programs.report import programs_page
-from edgefl.programs.result import ModelError, PhoneResult, ProgramsResult, judge, model_errors, way_result
+from edgefl.programs.result import (
+    ModelError,
+    PhoneResult,
+    ProgramsResult,
+    UnwrittenRecord,
+    judge,
+    model_errors,
+    way_result,
+)
 from edgefl.programs.running import UNLIMITED
 from edgefl.programs.view import PhonesTable, PhonesView, waiting_text
 
@@ -240,6 +249,13 @@ def test_a_slow_nonblocking_terminal_gets_all_output() -> None:
             data += reader.read(1 << 16)
         assert writing.result()
     assert data.decode().lstrip("-").splitlines() == lines
+
+
+def test_the_error_of_an_unwritten_record_can_be_passed_to_another_process() -> None:
+    """A copy is made like an exception from another process."""
+    result: Any = object()
+    found = copy.copy(UnwrittenRecord("the disk is full", result))
+    assert (str(found), found.result) == ("the disk is full", result)
 
 
 def test_only_a_missing_reader_ends_a_phones_output(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,7 +176,9 @@ def test_the_parameters_of_a_test_may_have_any_name(run: Run, name: str) -> None
 
 
 @pytest.mark.parametrize("outcome", ["errors", "skipped"])
-def test_a_function_that_a_fixture_runs_may_be_unjudged(run: Run, outcome: str) -> None:
+def test_a_function_that_a_fixture_runs_may_be_unjudged(
+    run: Run, outcome: str, pytester: pytest.Pytester
+) -> None:
     test = """
     @pytest.fixture
     def result(edge_device):
@@ -187,11 +189,13 @@ def test_a_function_that_a_fixture_runs_may_be_unjudged(run: Run, outcome: str) 
         pass
     """
     option = "--edgefl-invalid=skip" if outcome == "skipped" else "--edgefl-invalid=fail"
-    found = run(test, "-rsE", "--edgefl-compare", option)
+    found = run(test, "-rsE", "--edgefl-compare", option, "--junitxml=out.xml")
     check(found, "*COULD NOT BE JUDGED: step on pixel-4: no baseline in *", **{outcome: 1})
     found.stdout.fnmatch_lines(["test_device.py::test_step", "  pixel-4 * NOT JUDGED"])
     assert "Traceback" not in found.stdout.str()
     assert "edge_device.run" not in found.stdout.str()
+    (judged,) = ET.parse(pytester.path / "out.xml").findall(".//property[@name='edgefl.pixel-4.outcome']")
+    assert judged.get("value") == "INVALID"
 
 
 def test_the_message_of_a_failed_assertion_about_a_disturbed_measurement_is_shown(run: Run) -> None:
