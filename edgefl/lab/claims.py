@@ -148,7 +148,7 @@ class Lead:
             target = curves.target(mine)
             ours, theirs = (curves.reached(label, target, "trips") for label in (mine, other))
             pairs = zip(theirs, ours, strict=True)
-            lead.append([there / here if there and here else math.nan for there, here in pairs])
+            lead.append([there / here if here else math.nan for there, here in pairs])
         large, small = lead
         found = None if any(map(math.isnan, (*large, *small))) else ratio(large, small, large, small)
         return Finding(

@@ -158,8 +158,6 @@ class Curves:
         ``over`` selects the cost as in `reached`.
         """
         reached = [self.reached(label, target, over) for label in (other, mine)]
-        if 0.0 in reached[0] + reached[1]:
-            return None
         return statistics.ratio(*reached, *(self.ended(label, over) for label in (other, mine)))
 
     def staleness(self, label: str) -> list[float]:

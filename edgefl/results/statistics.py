@@ -293,9 +293,9 @@ def ratio(
 
     ``other`` and ``mine`` are the costs of reaching the target (NaN if it was not reached); ``other_end`` and
     ``mine_end`` are the total costs of the runs. If a run did not reach the target, its total cost is used,
-    and the ratio is a bound. If a run ended too early to give even a bound, return None. The interval is
-    computed from the logarithms (Student's t). It is open on any side on which the ratio has no bound, and
-    on both sides for a single seed.
+    and the ratio is a bound. If a run ended too early to give even a bound, or if a cost is 0 (the first
+    model already reached the target), return None. The interval is computed from the logarithms (Student's
+    t). It is open on any side on which the ratio has no bound, and on both sides for a single seed.
 
     >>> nan = math.nan
     >>> print(ratio([4.0, 4.4, 3.6], [2.0, 2.0, 2.0], [9.0] * 3, [9.0] * 3))
@@ -315,6 +315,8 @@ def ratio(
             if there_end < here:
                 return None
             there, at_least = there_end, True
+        if there <= 0.0 or here <= 0.0:
+            return None
         logs.append(math.log(there / here))
     if at_least and at_most:
         return None

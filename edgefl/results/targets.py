@@ -275,8 +275,7 @@ def to_target(target: RaceTarget, runs: Sequence[Record], first: Sequence[Record
         pair = [[part[seed] for seed in seeds] for part in (here, there)]
         passed = [[target.reached(run, over) for run in part] for part in pair]
         ends = [[target.curve(run, over).end for run in part] for part in pair]
-        if all(cost > 0.0 or math.isnan(cost) for cost in (*passed[0], *passed[1])):
-            ratios[over] = ratio(*passed, *ends)
+        ratios[over] = ratio(*passed, *ends)
         if over == "at_s" and drawn:
             leads = ahead(*passed, *ends)
     return ToTarget(len(runs), int(np.isfinite(costs["at_s"]).sum()), costs, ratios, leads)
