@@ -244,8 +244,8 @@ class Clock(Settings, frozen=True, kw_only=True):
     """``wall``: each phone is a throttled process that runs in real time; ``virtual``: a discrete-event
     simulation computes the same trips as fast as the host allows."""
     workers: Annotated[int, Meta(ge=1, le=256)] | None = None
-    """Number of processes that train under the virtual clock. By default there is one for each core. Results
-    do not depend on it."""
+    """Number of processes that train under the virtual clock. By default there is one for each core, or fewer
+    if a CPU quota allows fewer cores. Results do not depend on it."""
     time_scale: Positive | Literal["auto"] = "auto"
     """Number of wall seconds that an emulated second takes under the wall clock. ``auto`` is 1, or more if
     the host is too slow for the fleet when the run begins; a resumed run keeps it."""
@@ -432,8 +432,8 @@ class Evaluation(Settings, frozen=True, kw_only=True):
     further metrics as a dict from name to float."""
     clients: Literal["none", "global", "personal"] = "none"
     """``global``: also evaluate the global model on each client's held-out examples; ``personal``: evaluate
-    it there a second time after fine-tuning it for one trip on the client's training examples. These
-    evaluations do not delay the run."""
+    it there a second time after fine-tuning it for one trip on the client's training examples. Under the
+    virtual clock, the run waits for these evaluations if an evaluation can end it."""
     max_clients: Annotated[int, Meta(ge=1, le=1000)] = 100
     """Maximum number of clients on whose examples the model is evaluated. If the fleet is larger, this number
     of clients is drawn once for the whole run."""

@@ -42,7 +42,8 @@ class Cluster(_Table, frozen=True, kw_only=True):
 
     uarch: Text
     cores: Count
-    max_mhz: Positive
+    max_mhz: Annotated[float, msgspec.Meta(ge=10.0)]
+    """Highest clock frequency. A number below 10 is probably in GHz, and is refused."""
     fp32_flop_per_cycle: Positive | None = None
     max_ma: Positive | None = None
     freq_mhz: tuple[Positive, ...] = ()

@@ -141,11 +141,12 @@ WRONG_TABLES = r"""
 storage = { read_mbytes_per_s = 0 } -> storage.read_mbytes_per_s: must be a finite number above 0, got 0
 battery = { capacity_mah = 1, min_soc = 1 } -> battery.min_soc: must be a number from 0 to 0.99, got 1
 battery = { capacity_mah = 1, idle_ma = -1 } -> battery.idle_ma: must be a finite number of at least 0
+cpu.clusters = [{ uarch = "A", cores = 1, max_mhz = 2.4 }] -> max_mhz: must be a finite number of at least 10
 cpu.clusters = [{ CORE, cores = 1.5 }] -> cpu.clusters[0].cores: must be a whole number of at least 1, got 1.5
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [5, 8] }] -> cpu.clusters[0].freq_mhz: must be ascending and
 cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9, 9] }] -> freq_mhz: must be ascending and end with max_mhz =
 cpu.clusters = [{ CORE, cores = 1, power_ma = [9] }] -> power_ma: must be one value for each of the 0 in
-cpu.clusters = [{ CORE, cores = 1, freq_mhz = [9], max_ma = 5, power_ma = [4] }] -> must be values that end
+cpu.clusters = [{ CORE, cores = 1, freq_mhz = [90], max_ma = 5, power_ma = [4] }] -> must be values that end
 thermal = { trips = [] } -> thermal.trips: must be an array that is not empty, got []
 thermal = { trips = [STEP, { temp_c = 45, freq_scale = 0.6 }] } -> thermal.trips: must be steps whose
 thermal = { trips = [STEP, STEP] } -> thermal.trips: must be in ascending order of temp_c, got [40.0, 40.0]
@@ -193,7 +194,7 @@ def test_an_error_names_file_key_and_values(tmp_path: Path, base: str, old: str,
 
 @pytest.mark.parametrize(("table", "said"), arrows(WRONG_TABLES))
 def test_figures_that_describe_changes_over_time_are_checked(tmp_path: Path, table: str, said: str) -> None:
-    table = table.replace("CORE", 'uarch = "A", max_mhz = 9')
+    table = table.replace("CORE", 'uarch = "A", max_mhz = 90')
     table = table.replace("STEP", "{ temp_c = 40, freq_scale = 0.5 }")
     key = table.split(" ")[0].split(".")[0]
     known = "" if key == "cpu" else f'{key} = "a test"\n'

@@ -487,7 +487,7 @@ def test_a_process_that_cannot_be_throttled_leaves_no_descriptor(
     error: type[OSError], raised: type[Exception], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The process may end after its descriptor was opened."""
-    monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=error))
+    monkeypatch.setattr(throttle, "signal_pidfd", Mock(side_effect=error))
     before = os.listdir("/proc/self/fd")
     with pytest.raises(raised):
         throttle.Target(os.getpid())
@@ -499,7 +499,7 @@ def test_a_stopped_process_that_has_become_one_of_another_user_is_closed(
 ) -> None:
     target = throttle.Target(os.getpid())
     target.stopped = True
-    monkeypatch.setattr(throttle.signal, "pidfd_send_signal", Mock(side_effect=PermissionError))
+    monkeypatch.setattr(throttle, "signal_pidfd", Mock(side_effect=PermissionError))
     target.close()
     assert target._fd == -1
 
