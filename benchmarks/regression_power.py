@@ -113,7 +113,7 @@ class Bench:
         assert self.before is not None
         began = time.monotonic()
         row: dict[str, Any] = {"kind": kind.name}
-        session.compared.clear()  # each run is a test of its own, without another device
+        session.compared.clear()  # each run counts as a separate test, on this device only
         try:
             device = self._device(session)
             result = device.run(training_step, setup=prepared, **kind.arguments)

@@ -115,7 +115,7 @@ def call(factory: Any, name: str, key: str, /, **arguments: Any) -> Any:
 def signature(function: Callable[..., Any], *, follow_wrapped: bool = True) -> inspect.Signature:
     """Return a signature, like `inspect.signature`, but do not look up the names in its annotations.
 
-    Python 3.14 and newer would do so, although a module may import a type only for type checkers.
+    Python 3.14 and newer would look them up, which fails for types that are imported only for type checkers.
     """
     how: dict[str, Any] = {}
     if sys.version_info >= (3, 14):

@@ -145,7 +145,7 @@ def pytest_pycollect_makeitem(collector: pytest.Module | pytest.Class, name: str
 
 
 def _function_of(obj: object) -> FunctionType | None:
-    """Return a function, or that of a static method or class method; None for any other object."""
+    """Return ``obj`` if it is a function, or the function of a static or class method; otherwise None."""
     try:
         if isinstance(obj, staticmethod | classmethod):
             obj = obj.__func__
@@ -208,7 +208,7 @@ def _own_marks(node: Any) -> list[pytest.Mark]:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test that has a mark without effect, because it would pass without being measured as marked.
+    """Fail a test if its mark has no effect, because it would pass without the measurement that it asks for.
 
     Where nothing can be measured, skip all tests on devices.
     """
@@ -217,7 +217,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not isinstance(item, pytest.Function) or item.get_closest_marker("edge_device") is None:
         return
     given = item.callspec.params if hasattr(item, "callspec") else {}
-    marks = item.callspec.marks if hasattr(item, "callspec") else []  # those of values of parameters
+    marks = item.callspec.marks if hasattr(item, "callspec") else []  # marks of parameters' values
     late = any(mark.name == "edge_device" for mark in marks)
     if (FIXTURE in given or ITSELF in given) and not late:
         return

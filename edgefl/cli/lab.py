@@ -156,7 +156,7 @@ def _measure(what: str, file: Path | None, quick: bool, **more: Any) -> dict[str
         if pictures:
             import matplotlib
 
-            # The user may have set it, but LaTeX may be missing.
+            # The user may have set text.usetex, but LaTeX may be missing.
             with matplotlib.rc_context({"text.usetex": False}):
                 module.draw(result, pictures)
         say(f"wrote {', '.join(map(str, [file, *pictures]))}", err=True)

@@ -28,7 +28,7 @@ ONE_OF: dict[tuple[str, ...], tuple[tuple[str, ...], ...]] = {
 }
 """Mutually exclusive keys: if a later source, such as ``--set``, sets one of them, the others are removed."""
 RECORDED_BYTES = 64 << 20
-"""Maximum size of a file that a run wrote; a strategy from Python may have a number for each client."""
+"""Maximum size of a file written by a run. A strategy given in Python may have a number for each client."""
 RETIRED = {"durability": "memory", "partial_sums": False}
 """Keys that ``[server]`` no longer has, each with the value that a file of an earlier version may contain."""
 

@@ -25,7 +25,7 @@ from edgefl.loading import INSTALLED, own_code
 from edgefl.strategies import Strategy, names
 
 _KEYS_OF_FILES = ("fleet.devices", "fleet.network", "fleet.availability", "data.path", "data.labels")
-"""Keys that may contain paths relative to the experiment's file, as do the tables below them."""
+"""Keys that may contain paths relative to the experiment's file, or tables with such paths."""
 
 
 class Reference(NamedTuple):
@@ -78,9 +78,9 @@ def name_objects(
     ``strategy`` is an instance or a class, ``model`` is a function or class that creates a model, ``data`` is
     a function, a `Dataset` or four arrays, ``partition`` is a function, and ``strategies`` are the strategies
     of the ``grid``. Each may also be a name, as in an experiment's file. If neither the file nor such a name
-    refers to code of the user, and no value of the grid to code or a file, modules are imported from the
-    folder of an object instead of ``home``. Raises `ConfigError` for an object that other processes cannot
-    import.
+    refers to the user's code, and no value of the grid refers to such code or to a file, modules are imported
+    from the folder of one of the objects instead of ``home``. Raises `ConfigError` for an object that other
+    processes cannot import.
     """
     words = [("strategy.name", each) for each in (strategy, *strategies)]
     words += [("model.name", model), ("data.name", data), ("data.partition", partition)]

@@ -48,7 +48,7 @@ UNITS: dict[str, str] = {
     "interpreter": "steps/s",
 }
 MIN_MHZ, MAX_MHZ = 10.0, 1e5
-"""Bounds on a clock frequency; a lower number is probably in GHz."""
+"""Bounds on a clock frequency, in MHz. A lower number is probably in GHz."""
 _MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
 _CLUSTER = re.compile(
     r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×]0*(?P<cores>[0-9]+))?\s*(?:,|$)"

@@ -26,7 +26,7 @@ _READ_BYTES = 1 << 18
 _MAX_DESCRIPTORS = 4
 _encoder = msgspec.msgpack.Encoder()
 _Socket = socket.socket
-"""The class of sockets, which pytest-socket replaces during tests."""
+"""The original class of sockets; pytest-socket replaces ``socket.socket`` during tests."""
 
 
 class Closed(Exception):

@@ -109,8 +109,8 @@ class ChildWatch:
         self.watch()
 
     def watch(self) -> None:
-        """Watch from now on. Call this again after other code, which may have taken over SIGCHLD (as torch's
-        DataLoader does) or Python's wake-up descriptor (as asyncio does)."""
+        """Watch from now on. Call this again after other code has run: it may have taken over SIGCHLD (as
+        torch's DataLoader does) or Python's wake-up descriptor (as asyncio does)."""
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         ignore_stopped_children()

@@ -302,8 +302,8 @@ def ignore_stopped_children() -> None:
 def open_pidfd(pid: int) -> int:
     """Return a new pidfd of a process. Raises OSError if there is no such process.
 
-    A Python that was built for an old Linux, such as conda's, lacks `os.pidfd_open`. The kernel may know the
-    call all the same.
+    A Python that was built for an old Linux, such as conda's, lacks `os.pidfd_open`. The kernel may still
+    have the system call.
     """
     if hasattr(os, "pidfd_open"):
         return os.pidfd_open(pid)

@@ -213,8 +213,8 @@ class Nodes:
         """Name of the node for which a client is reserved, keyed by client ID. Only nodes that host a single
         client, of a given device profile, have a reserved client."""
         self._away: set[int] = set()
-        """IDs of the peers of lost nodes, until the server requests another process for them, such as after
-        ``fleet.rejoin_s``."""
+        """IDs of the peers of lost nodes, until the server requests another process for them, for example
+        after ``fleet.rejoin_s``."""
         self._scale = 1.0
         """Time scale of the run; 1 before the first peer is started."""
         self._clearing = 0

@@ -173,7 +173,7 @@ def field_sum(given: FieldSumArguments, threads: int) -> None:
     out, vectors, weights = given.checked()
     total, prime = np.zeros(out.size, np.uint64), np.uint64(PRIME)
     for vector, weight in zip(vectors, weights, strict=True):
-        total += vector.astype(np.uint64) * np.uint64(weight) % prime  # numpy 1 would stay with uint32
+        total += vector.astype(np.uint64) * np.uint64(weight) % prime  # numpy 1 would compute in uint32
     out[:] = total % prime
 
 

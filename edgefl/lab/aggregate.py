@@ -375,7 +375,7 @@ def show(result: dict[str, Any]) -> None:
     tables.show(_bandwidths("Weighted sum of K float32 updates of D: GB/s", floats, others, turns))
     if "edgefl c" in names:
         tables.show(_against(floats, [name for name in others if name[:6] not in ("edgefl", "STREAM")]))
-        tables.show("over bare c: the time of c beyond that of a direct call on one thread")
+        tables.show("over bare c: the time that c takes longer than a direct call on one thread")
     if single:
         alone = [name for name in names if name in ONE_THREAD]
         tables.show(_bandwidths("On one thread: GB/s", single, alone, turns))

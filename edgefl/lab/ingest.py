@@ -113,7 +113,7 @@ def run(
         raise RunError(f"ingest: {TOO_LARGE}: {', '.join(too_large)} parameters; choose smaller models")
     cases = [_Case(transport, size, clients, seconds) for transport in LIMITS for size in fitting]
     in_order = sorted(cases, key=lambda case: case.parameters)
-    here = bench.machine(backend=kernels.backend())  # before the measurement, which is a load, too
+    here = bench.machine(backend=kernels.backend())  # before the measurement, which itself causes load
     _take_turns(in_order, repetitions, QUICK_MAX_S if quick else MAX_S, say)
     return {
         "host": here,

@@ -44,7 +44,7 @@ FRAMEWORKS = ("edgefl", "torch", *PACKAGES)
 edgefl."""
 PATIENCE_S = 300.0
 """Number of seconds without a new model after which a program is stopped. edgefl reports its models only when
-its measurement has ended, so programs get the seconds of the measurement in addition."""
+its measurement has ended, so the duration of the measurement is added to this limit."""
 LOOK_S = 1.0
 """Seconds between two measurements of memory."""
 _START = "import sys; sys.path.append({lab!r}); from rivals.with_{name} import main; main(sys.argv[1])"
@@ -144,7 +144,7 @@ def run(
     wanted = cases(chosen("--settings", settings, list(SETTINGS)), frameworks)
     folder = (venvs or cache_folder() / "peers").absolute()  # the programs start in another folder
     seconds, repetitions = seconds or (10.0 if quick else 30.0), 1 if quick else 3
-    here = bench.machine()  # before pip and the measurement, which are a load, too
+    here = bench.machine()  # before pip and the measurement, which themselves cause load
     pythons: dict[str, str] = {}
     missing: dict[str, str] = {}
     for name in frameworks:

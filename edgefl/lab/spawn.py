@@ -97,7 +97,7 @@ def run(
     an incident, such as a client that ended early.
     """
     repetitions = repetitions or (2 if quick else 3)
-    here = bench.machine()  # before the measurement, which is a load, too
+    here = bench.machine()  # before the measurement, which itself causes load
     say("processes that import torch by themselves")
     import_s, shared, own = np.median([_import_torch() for _ in range(repetitions)], axis=0).tolist()
     rows = []

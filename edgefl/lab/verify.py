@@ -106,7 +106,7 @@ def verify(folder: str | Path, say: Say | None = None, code: Path | None = None)
                 causes = f"; the run {text}" if (text := resumed_code(record)) else ""
                 causes += f"; of your own code and files, {changed} changed since the run" if changed else ""
                 if there := elsewhere(record.meta):
-                    causes += f"; it was computed on {there}, which may give other bits than this host"
+                    causes += f"; it was computed on {there}, which may give different bits"
                 if causes:
                     raise RunError(f"{error}{causes}") from None
                 raise

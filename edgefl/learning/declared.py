@@ -107,6 +107,6 @@ def _is_matrix(parameter: nn.Parameter) -> bool:
 
 def declared_number(declared: Any) -> float:
     """Return the value of ``flops_per_example``. Raises `ConfigError` unless it is a number of at least 0."""
-    if not (isinstance(declared, Real) and 0.0 <= float(declared) < math.inf):  # numpy's numbers are real
+    if not (isinstance(declared, Real) and 0.0 <= float(declared) < math.inf):  # numpy's numbers are Real
         raise ConfigError(f"model: flops_per_example must be a number ≥ 0 (got {declared!r})")
     return float(declared)

@@ -420,7 +420,7 @@ def memory_file() -> int | None:
     """Create an anonymous file in memory (a memfd); return its descriptor, or None if there are no memfds.
 
     A Python that was built for an old C library, such as conda's, lacks `os.memfd_create`. The C library of
-    this system may have it all the same.
+    this system may still have this function.
     """
     if hasattr(os, "memfd_create"):
         return os.memfd_create(_FILE, _MFD_CLOEXEC)

@@ -378,7 +378,7 @@ class ProcessTree:
     def rss_mib(self) -> float:
         """Return the private resident memory, in MiB. Reading it uses at most 5% of a core.
 
-        Until the new process has become the command, the memory is a copy of the keeper's and counts as 0.
+        Until the new process has become the command, its memory is a copy of the keeper's, and counts as 0.
         """
         if (now_ns := time.monotonic_ns()) >= self._memory_due_ns and not is_fork(self.root):
             self._refresh_if_old()

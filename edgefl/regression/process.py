@@ -228,7 +228,7 @@ class Surroundings(NamedTuple):
 
     @classmethod
     def now(cls) -> Self:
-        """Return those of this process, without the variables in `_OF_TESTS`."""
+        """Return the surroundings of this process, without the variables in `_OF_TESTS`."""
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_TESTS)}
         entries: list[Any] = sys.path  # Python's import ignores entries that are not str, such as a `Path`
         return cls(kept, os.getcwd(), [entry for entry in entries if isinstance(entry, str)])

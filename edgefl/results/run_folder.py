@@ -218,7 +218,7 @@ def missing_results(folder: Path) -> list[str]:
 
 def _missing(folder: Path) -> list[str]:
     missing = [name for name in RESULTS if not (folder / name).is_file()]
-    # The summary is written first; without it, other results are from `edgefl report` during the run.
+    # The summary is written first. Without it, `edgefl report` wrote the others during the run.
     return [*RESULTS] if SUMMARY_FILE in missing else missing
 
 
@@ -231,7 +231,7 @@ def forget_noise(folder: Path) -> None:
 
 
 def remove_results(folder: Path, names: Collection[str] = RESULTS) -> None:
-    """Remove results that were written before the run's end, because the run goes on or has now ended."""
+    """Remove results that were written before the run's end: the run goes on, or new ones are written."""
     for name in names:
         (folder / name).unlink(missing_ok=True)
     flush_folder(folder)

@@ -265,7 +265,8 @@ class ServerLoop:
         """Write a checkpoint, and schedule the next one after ``checkpoint.every_s`` seconds.
 
         The interval is longer if checkpoints would take more than `CHECKPOINT_SHARE` of the time. A single
-        checkpoint during which this process was suspended does not extend it, unless it is the first.
+        checkpoint during which this process was suspended does not make the interval longer, unless it is the
+        first checkpoint.
         """
         started = time.monotonic()
         self._checkpoint()

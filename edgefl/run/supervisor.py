@@ -66,7 +66,7 @@ from edgefl.terminal import printable
 GRACE_S = 10.0
 """Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Seconds for which a resume waits for the final checkpoint of a server whose supervisor was killed."""
+"""Maximum wait, in seconds, of a resume for the final checkpoint of a server whose supervisor was killed."""
 MAX_DEATHS = 3
 """The run ends when the server or the zygote has died this many times in a row and no new version was made
 in between."""
@@ -213,7 +213,7 @@ class _Supervisor:
     _view: RunView
     _enforcement: Enforcement
     _lock: int
-    """File descriptor of the folder's lock. The server has it too, as it may briefly outlive this process."""
+    """The folder's lock (a descriptor). The server, which may briefly outlive this process, has it, too."""
     fork_server: ForkServer | None
     _here: ThisHost
     """This host. It runs the evaluator and, if it is the only host, all other peers."""
@@ -430,7 +430,7 @@ class _Supervisor:
         os.write(self._wakeup[1], b"!")
 
     def _interrupt(self) -> None:
-        """Ask the server to stop. At the second interrupt, kill it; before it listens, kill all processes."""
+        """Ask the server to stop. At the second interrupt, kill it. Before it listens, kill all processes."""
         if self._interrupts > 1 or self._state not in HAS_LISTENED:
             for name in ("server",) if self._state in HAS_LISTENED else CHANNELS:
                 kill_tree(self._children[name])  # while it loads data, a zygote does not read its channel

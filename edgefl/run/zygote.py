@@ -241,7 +241,7 @@ def main(channel_fd: int, parent_pid: int, workload: str = WORKLOAD) -> None:
     kill_forks_with_parent()
     adopt_orphans()  # reap programs that training code started
     kernels.set_threads(1)  # like torch; more threads would also count towards a phone's memory limit
-    if os.environ.get("EDGEFL_BACKEND") == "cuda":  # it is for the server; phones see no GPU
+    if os.environ.get("EDGEFL_BACKEND") == "cuda":  # it is meant for the server; phones see no GPU
         del os.environ["EDGEFL_BACKEND"]
     channel: Channel[control.ToZygote] = Channel.inherit(channel_fd, control.ToZygote)
     module, _, name = workload.partition(":")

@@ -288,7 +288,7 @@ class Strategy:
     `stepped` may record in the state that the step was applied.
 
     The constructor checks each field against its annotation and raises a `ConfigError` that names the field.
-    Numpy's scalars become Python's.
+    It converts numpy scalars to Python values.
     """
 
     upload: ClassVar[Literal["delta", "model"]] = "delta"

@@ -134,7 +134,7 @@ def far_end(number: int) -> str:
         far = end.getpeername()
     finally:
         end.detach()
-    if not isinstance(far, tuple):  # a Unix socket has got the number of a connection that was closed
+    if not isinstance(far, tuple):  # the connection was closed, and a Unix socket has its number
         raise OSError("not a connection over TCP")
     return f"tcp://{far[0]}:{far[1]}"
 

@@ -120,7 +120,7 @@ def test_masks_of_several_chunks(size: int) -> None:
 
 
 @pytest.mark.usefixtures("_shim")
-def test_a_call_after_one_that_found_no_memory_succeeds() -> None:
+def test_a_call_after_a_failed_allocation_succeeds() -> None:
     x, out = np.ones(9, np.float32), np.empty(9, np.float32)
     listed = backend_cuda.vectors([x], x[:1], [None])
     arguments = (None, None, ctypes.addressof(listed), 1, 2**60, None, None, None)

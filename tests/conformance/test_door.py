@@ -205,7 +205,7 @@ def test_the_number_of_connections_without_a_key_is_bounded(
     says(door, honest, b"two", b"still here")
 
 
-def test_a_unix_socket_with_the_number_of_a_closed_connection_is_none() -> None:
+def test_a_unix_socket_with_the_descriptor_of_a_closed_connection_has_no_remote_address() -> None:
     """Regression: an IndexError ended the thread that limits strangers."""
     ours, theirs = socket.socketpair()
     with ours, theirs, pytest.raises(OSError, match="not a connection over TCP"):

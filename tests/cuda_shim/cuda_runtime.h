@@ -136,7 +136,7 @@ typedef int cudaError_t;
 typedef int *cudaStream_t;
 enum { cudaSuccess, cudaHostRegisterPortable, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaStreamNonBlocking };
 static inline const char *cudaGetErrorString(cudaError_t) { return "no memory"; }
-static cudaError_t shim_last = cudaSuccess; /* error of the last call that failed; calls that succeed keep it */
+static cudaError_t shim_last = cudaSuccess; /* error of the last failed call; successful calls do not clear it */
 static inline cudaError_t cudaGetLastError()
 {
     const cudaError_t last = shim_last;

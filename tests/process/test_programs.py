@@ -91,7 +91,8 @@ def test_phones_that_leave_are_stopped_and_continue_later() -> None:
     ended = Path(tempfile.gettempdir()) / "ended"
     phones = [phone("sh", "-c", until_stopped, str(ended)) for _ in range(3)]
     with start(phones, options(absence=Absence(0.3, 0.2), seed=1)) as running:
-        while sum(state.stops for state in running.states.values()) < 4:  # all three may start offline
+        # Up to three of these stops are absences at the start.
+        while sum(state.stops for state in running.states.values()) < 4:
             running.turn(0.1)
         ended.touch()
         running.wait()

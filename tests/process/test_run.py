@@ -395,7 +395,7 @@ def test_a_run_that_lost_its_checkpoints_is_not_started_again(finished: Path, tm
         supervisor.resume(folder)
 
 
-def test_a_resume_that_fails_before_it_goes_on_leaves_the_results(
+def test_a_resume_that_fails_before_the_run_continues_keeps_the_results(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "run"

@@ -319,7 +319,7 @@ def test_interrupted_concurrent_runs_have_checkpoints_and_are_resumed(tmp_path: 
         assert run.result.summary()["model_sha256"] == undisturbed.summary()["model_sha256"]
 
 
-def test_a_process_for_concurrent_runs_gets_a_run_only_when_signals_can_end_it() -> None:
+def test_a_process_for_concurrent_runs_gets_its_first_run_only_once_signals_can_end_it() -> None:
     """Until then it ignores SIGTERM, so after Ctrl-C it would execute the whole run."""
     ours, theirs = pair()
     theirs.close()
@@ -439,7 +439,7 @@ def test_a_target_of_accuracy_is_refused_for_a_regression_after_its_first_run(tm
         sweep(regression, tmp_path / "sweep", seeds=[1, 2], target=0.9)
     assert [one.name for one in (tmp_path / "sweep" / "runs").iterdir()] == ["fedbuff-seed-1"]
     found = sweep(regression, tmp_path / "sweep", seeds=[1])
-    assert "<svg" in str(found._repr_html_())  # the curves of the loss
+    assert "<svg" in str(found._repr_html_())  # curves of the loss
 
 
 def test_the_traceback_of_an_error_in_python_has_two_frames(tmp_path: Path) -> None:

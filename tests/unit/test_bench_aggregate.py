@@ -40,9 +40,9 @@ def test_sizes_that_do_not_fit_memory_are_named(result: dict[str, Any]) -> None:
     assert all(row["parameters"] == 3000 for row in result["rows"])
 
 
-def test_a_row_needs_more_than_twice_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_skipped_if_only_twice_its_bytes_are_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aggregate, "available_bytes", lambda: 140_000)
-    assert aggregate.run(sizes=[(3000, 3)])["rows"] == []  # of 60,000 bytes
+    assert aggregate.run(sizes=[(3000, 3)])["rows"] == []  # the row has 60,000 bytes
 
 
 def test_the_grid_has_all_sizes_types_and_thread_numbers() -> None:

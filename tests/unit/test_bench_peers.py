@@ -145,10 +145,10 @@ def test_a_failed_program_has_a_row_with_its_last_line(
     assert {row["why"] for row in result["rows"]} == {"RuntimeError: no flsim here"}
 
 
-def test_a_program_may_be_silent_as_long_as_its_measurement_takes(
+def test_a_program_may_print_nothing_for_as_long_as_its_measurement_takes(
     digits: peers.Setting, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """edgefl's program reports its models at its end."""
+    """edgefl's program reports its models only when it ends."""
     monkeypatch.setattr(peers, "PATIENCE_S", 0.01)
     monkeypatch.setattr(peers, "interpreter", lambda framework, folder: sys.executable)
     printing = (
@@ -171,7 +171,7 @@ def test_a_single_turn_has_no_spread(
         assert ("0.0%" in capsys.readouterr().out) == (repetitions > 1)
 
 
-def test_the_load_is_that_before_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_load_is_read_before_the_measurement(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     load = [0.25]
 
     def interpreter(framework: str, folder: Path) -> str:

@@ -298,8 +298,8 @@ def test_without_memfd_the_buffer_is_an_unnamed_file(tmp_path: Path, monkeypatch
     made.close()
 
 
-def test_a_python_without_memfds_asks_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of conda, whose Python is built for an old C library."""
+def test_a_python_without_memfd_create_falls_back_to_the_c_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example is conda's Python, which is built for an old C library."""
     monkeypatch.delattr(os, "memfd_create", raising=False)
     made = ParameterBuffer.create(SHAPE)
     assert os.readlink(f"/proc/self/fd/{made.fd}").startswith("/memfd:edgefl-parameters")

@@ -81,7 +81,7 @@ def ended(thread: threading.Thread) -> bool:
 
 
 def test_a_channel_can_be_opened_where_tests_must_not_open_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """pytest-socket replaces the class of sockets."""
+    """pytest-socket replaces the class ``socket.socket``."""
     monkeypatch.setattr(socket, "socket", None)
     left, right = (Channel[Any](end, Any) for end in pair())
     left.send(7)

@@ -190,7 +190,7 @@ def test_the_final_file_has_the_model_by_tensor_name(tmp_path: Path) -> None:
     assert_same(latest(tmp_path), made())
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_has_no_later_one_and_no_final_model(tmp_path: Path) -> None:
+def test_a_run_that_continues_from_a_checkpoint_has_no_later_one_and_no_final_model(tmp_path: Path) -> None:
     for seq in (7, 12):
         write(tmp_path, made(seq), LAYOUT, final=True)
     checkpoint.forget_after(tmp_path, 7)

@@ -161,10 +161,10 @@ def test_a_figure_is_a_reproducible_vector_graphic_with_embedded_fonts(tmp_path:
 
 
 @pytest.mark.parametrize(("band", "low", "high"), [("range", 0.3, 0.5), ("interval", 0.0, 1.0)])
-def test_a_figure_has_the_mean_of_the_seeds_and_the_given_band(
+def test_a_figure_shows_the_mean_over_seeds_and_the_given_band(
     band: Any, low: float, high: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After 15 trips, the accuracy is 0.5 and 0.3; with two seeds, the interval is wider than all shares."""
+    """After 15 trips, the accuracies are 0.5 and 0.3. The interval of only two seeds is clipped to [0, 1]."""
     runs = {"a": [write_run(tmp_path / f"{k}", trips=15, buffer_size=k, seed=k) for k in (3, 5)]}
     drawn: dict[str, tuple[Any, ...]] = {}
 

@@ -455,8 +455,8 @@ def test_two_profiles_of_one_id_are_refused(toml: Path, tmp_path: Path) -> None:
         config.load(toml)
 
 
-def test_a_runs_file_may_be_longer_than_a_users(tmp_path: Path) -> None:
-    """A strategy from Python may have a number for each client; the run must stay resumable."""
+def test_the_experiment_file_of_a_run_may_be_longer_than_that_of_a_user(tmp_path: Path) -> None:
+    """A strategy passed from Python may hold a number for each client, and its run must remain resumable."""
     path = tmp_path / "experiment.toml"
     path.write_text(MINIMAL + "#" * 2**20)
     assert config.load(path, recorded=True).stop == Stop(versions=10)

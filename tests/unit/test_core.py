@@ -485,7 +485,7 @@ def test_a_run_ends_at_its_accuracy() -> None:
     assert started().handle(Evaluated(0, 1.0, 1.0)) == []
 
 
-def test_the_accuracy_to_reach_is_the_mean_of_the_last_evaluations() -> None:
+def test_the_mean_of_the_last_evaluations_must_reach_the_accuracy() -> None:
     over = {"accuracy": 0.75, "accuracy_over": 3}
     assert evaluations(started(**over), 1.0, 1.0) == []  # too few evaluations
     assert evaluations(started(**over), 0.25, 1.0, 0.5) == []

@@ -189,7 +189,7 @@ def test_profiles_without_cores_have_no_rates() -> None:
         clusters_of(load_device("tier-p50"))
 
 
-def test_an_unknown_core_of_a_profile_is_named_with_the_device() -> None:
+def test_an_unknown_core_in_a_profile_is_an_error_that_names_the_device() -> None:
     device = load_device("pi-4")
     clusters = tuple(msgspec.structs.replace(one, uarch="Pentium") for one in device.clusters)
     own = msgspec.structs.replace(device, cpu=msgspec.structs.replace(device.cpu, clusters=clusters))

@@ -293,7 +293,7 @@ def test_one_measured_time_sets_the_speed_of_a_profile_and_narrows_its_interval(
     assert "6 GiB and 23 ms of mobilenet_v2" in load_device(path).sources["runtime.tflite"]
 
 
-def test_any_error_of_a_module_whose_layers_are_listed_is_one_line() -> None:
+def test_any_error_of_a_module_while_its_layers_are_listed_is_one_line() -> None:
     class Broken(nn.Module):
         def forward(self, images: object) -> None:
             raise IndexError

@@ -83,7 +83,7 @@ def test_devices_are_sorted_by_time_and_have_the_energy_of_their_currents(edgefl
     assert (phone["energy_j"], board["energy_j"]) == (expected, None)  # a board has no battery
     assert phone["energy_low_j"] < expected / 1.5 < expected * 1.5 < phone["energy_high_j"]
     assert f"90% interval: pixel-4 {expected:.3g} J (" in edgefl.shows(*command)
-    assert "e+" not in edgefl.shows(*command, "--batch", "4000")  # hundreds of joules
+    assert "e+" not in edgefl.shows(*command, "--batch", "4000")  # hundreds of joules have no exponent
 
 
 def test_a_prediction_for_devices_with_a_slowdown_is_that_of_the_median_device() -> None:

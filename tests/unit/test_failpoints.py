@@ -84,7 +84,7 @@ def test_the_process_that_unmasks_sums_has_separate_failpoints(tmp_path: Path) -
 def test_a_chaos_run_without_a_kill_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Regression: it passed if no failpoint of ``--only`` occurs under the experiment's clock."""
+    """Regression: it passed if no failpoint in ``--only`` was reached under the experiment's clock."""
     monkeypatch.setattr(chaos, "adopt_orphans", lambda: None)
     file = tmp_path / "e.toml"
     file.write_text("fleet.devices = { pi-4 = 2 }\nstop.versions = 3\n")

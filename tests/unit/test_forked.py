@@ -52,7 +52,7 @@ def test_a_child_that_ends_early_has_no_result(number: int, code: int) -> None:
 
 
 def test_data_that_a_child_writes_just_before_its_end_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`poll` looks at the pipe before the child, so it may see the child's end but not yet the data."""
+    """`poll` checks the pipe before the child, so it may report the child's end, but not yet the data."""
     read, write = os.pipe()
     os.write(write, b"late")
     os.close(write)

@@ -61,7 +61,7 @@ def test_a_given_scale_is_kept_and_judged() -> None:
 
 
 def test_a_client_that_needs_nearly_a_whole_core_does_not_overload_a_larger_host() -> None:
-    """Regression: the first lines and the live verdict said INVALID, although the run could end as VALID."""
+    """Regression: the first output and the live verdict said INVALID, although the run could end as VALID."""
     assert choose_time_scale([Demand(0.95, 1.0)], cores=4, scale=1).verdict == "tight"
     assert choose_time_scale([Demand(1.2, 1.0)], cores=4, scale=1).verdict == "overloaded"
     assert choose_time_scale([Demand(0.95, 1.0)], cores=1, scale=1).verdict == "overloaded"
@@ -191,7 +191,7 @@ def test_the_cores_of_the_host_are_limited_by_its_quota(
 
 
 def test_a_quota_limits_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a container that may use one and a half of eight cores."""
+    """An example is a container that may use one and a half of eight cores."""
     monkeypatch.setattr(capacity, "usable_cores", lambda: 8)
     monkeypatch.setattr(capacity, "cpu_quota", lambda: 1.5)
     assert ThisHost().carries() == 2
@@ -203,7 +203,7 @@ def test_the_host_has_a_name_and_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     assert capacity.host().cores == 3
 
 
-def test_an_arm_processor_without_a_name_is_told_by_its_parts(tmp_path: Path) -> None:
+def test_an_arm_processor_without_a_name_is_identified_by_its_part_number(tmp_path: Path) -> None:
     file = tmp_path / "cpuinfo"
     file.write_text("processor\t: 0\nCPU part\t: 0xd0c\n\nprocessor\t: 1\nCPU part\t: 0xd0c\n")
     assert capacity.host(file).cpu.endswith(", CPU part 0xd0c")
@@ -451,7 +451,7 @@ def test_the_triad_is_larger_than_the_cache(tmp_path: Path, monkeypatch: pytest.
     assert host_operations._triad_mib(1e9) < 1e9
 
 
-def test_the_limit_of_a_container_limits_the_available_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_available_memory_is_at_most_the_limit_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(capacity, "memory_limit_bytes", lambda: None)
     assert capacity.available_bytes() > 1 << 20
     monkeypatch.setattr(capacity, "memory_limit_bytes", lambda: 1 << 20)

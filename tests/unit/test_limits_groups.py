@@ -158,8 +158,8 @@ def test_the_lowest_limit_of_the_groups_around_a_process_counts(machine: Machine
     assert capacity.memory_limit_bytes() is None
 
 
-def test_a_quota_counts_whose_controller_is_not_enabled_in_the_processes_own_group(machine: Machine) -> None:
-    """As for a quota that systemd sets on a user's slice."""
+def test_a_quota_of_an_outer_group_counts_if_the_own_group_lacks_its_controller(machine: Machine) -> None:
+    """An example is a quota that systemd sets on a user's slice."""
     unified = machine.mount("unified", "cgroup2", "rw")
     user = unified / "user-7.slice"
     (user / "session.scope").mkdir(parents=True)

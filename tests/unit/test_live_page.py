@@ -189,7 +189,7 @@ def test_curves_have_a_point_a_second_and_both_ends(tmp_path: Path, monkeypatch:
     assert MAX_POINTS / 3 < len(found) <= MAX_POINTS
 
 
-def test_curves_end_at_the_checkpoint_from_which_a_new_server_goes_on(
+def test_curves_lose_what_a_new_server_repeats_after_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(web_process, "EVERY_S", 0.0)

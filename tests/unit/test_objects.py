@@ -120,7 +120,7 @@ def test_objects_that_cannot_be_imported_are_refused(monkeypatch: pytest.MonkeyP
             reference(value, "model")
     main.__file__ = "/tmp/my_script.py"
     assert reference(main.make, "model").name == "my_script:make"
-    monkeypatch.setitem(sys.modules, "__mp_main__", main)  # the script in a process of multiprocessing
+    monkeypatch.setitem(sys.modules, "__mp_main__", main)  # the script in a multiprocessing worker
     main.make.__module__ = "__mp_main__"
     assert reference(main.make, "model").name == "my_script:make"
     main.__file__ = "/tmp/my-script.py"
@@ -243,7 +243,7 @@ def test_arrays_of_a_run_that_its_folder_refuses_are_removed(tmp_path: Path) -> 
         assert sorted(tmp_path.iterdir()) == before
 
 
-def test_arrays_of_a_run_that_a_folder_with_other_files_refuses_are_removed(tmp_path: Path) -> None:
+def test_arrays_of_a_refused_run_are_removed_from_a_folder_with_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ConfigError, match="taken"), with_arrays(name_objects(PLAIN, data=arrays()), tmp_path):
         raise ConfigError("taken")
@@ -272,7 +272,7 @@ def test_a_dataset_of_arrays_keeps_its_classes_or_is_refused(tmp_path: Path) -> 
         ({"classes": 3, "owners": np.ones(6)}, r"owners must be an array of whole .* \(got float64 of shape"),
     ],
 )
-def test_labels_beyond_the_classes_and_owners_that_are_no_whole_numbers_are_refused(
+def test_labels_beyond_the_classes_and_owners_that_are_not_whole_numbers_are_refused(
     fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
     x, y, test_x, test_y = arrays()
@@ -334,10 +334,10 @@ def test_a_users_partition_is_used_or_refused(tmp_path: Path) -> None:
             split(name)
 
 
-def test_a_module_that_was_imported_through_a_link_is_not_imported_again(
+def test_a_module_that_was_imported_through_a_symlink_is_not_imported_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its classes would differ from those that the user holds."""
+    """Otherwise its classes would differ from those that the user's code already has."""
     real = tmp_path / "real"
     real.mkdir()
     (real / "linked_of_test.py").write_text("def make(): ...\n")
@@ -349,8 +349,8 @@ def test_a_module_that_was_imported_through_a_link_is_not_imported_again(
     del sys.modules["linked_of_test"]
 
 
-@pytest.mark.skipif(sys.version_info < (3, 14), reason="older versions evaluate annotations at once")
-def test_a_signature_needs_no_types_of_annotations() -> None:
+@pytest.mark.skipif(sys.version_info < (3, 14), reason="older versions evaluate annotations eagerly")
+def test_a_signature_is_read_without_evaluating_its_annotations() -> None:
     text, space = "def train(model: Missing, examples: missing.Rows): ...", dict[str, Any]()
     exec(compile(text, "mine.py", "exec", dont_inherit=True), space)
     assert list(loading.signature(space["train"]).parameters) == ["model", "examples"]

@@ -270,7 +270,7 @@ def test_a_count_is_accounted_with_its_real_noise(mechanism: str) -> None:
 
 
 WHOLE: dict[str, Any] = {"moves": [Joined(k, 0.0) for k in range(3)], "fate": "applied", "rules": {}}
-"""A run in which all three clients joined before the first task, at 1 s, and stayed."""
+"""A run in which all three clients joined before the first task was sent, at 1 s, and stayed."""
 
 
 @pytest.mark.parametrize(
@@ -288,7 +288,7 @@ WHOLE: dict[str, Any] = {"moves": [Joined(k, 0.0) for k in range(3)], "fate": "a
         ({"rules": {"min_separation": 2}}, False),
     ],
 )
-def test_the_draw_lowers_epsilon_only_if_all_clients_could_be_drawn_throughout(
+def test_sampling_lowers_epsilon_only_if_all_clients_could_always_be_sampled(
     change: dict[str, Any], whole: bool
 ) -> None:
     given = WHOLE | change

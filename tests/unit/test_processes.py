@@ -140,7 +140,7 @@ def test_a_child_is_not_killed_when_the_wait_for_it_is_interrupted() -> None:
     interrupted.kill.assert_not_called()
 
 
-def test_children_are_found_if_linux_does_not_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_are_found_even_if_proc_does_not_list_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "LISTED", False)
     with subprocess.Popen(["sleep", "60"]) as process:
         assert process.pid in (children.children_of(os.getpid()) or [])
@@ -148,8 +148,8 @@ def test_children_are_found_if_linux_does_not_list_them(monkeypatch: pytest.Monk
     assert children.children_of(process.pid) is None
 
 
-def test_a_python_without_pidfds_asks_the_kernel_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of conda, whose Python is built for an old Linux."""
+def test_a_python_without_pidfds_falls_back_to_system_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An example is conda's Python, which is built for an old version of Linux."""
     monkeypatch.delattr(os, "pidfd_open", raising=False)
     monkeypatch.delattr(signal, "pidfd_send_signal", raising=False)
     with subprocess.Popen(["sleep", "60"]) as process:
@@ -164,12 +164,12 @@ def test_a_python_without_pidfds_asks_the_kernel_itself(monkeypatch: pytest.Monk
     assert call_forked("edgefl-test", lambda: b"done")[0] == b"done"
 
 
-def test_the_watch_for_children_goes_on_after_other_code_has_replaced_its_handler() -> None:
+def test_the_watch_for_children_works_again_after_other_code_has_replaced_its_handler() -> None:
     before = signal.getsignal(signal.SIGCHLD)
     watch = children.ChildWatch()
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)  # as at the end of an asyncio loop with handlers of signals
+        signal.set_wakeup_fd(-1)  # as an asyncio loop with signal handlers does when it ends
         watch.watch()
         pid = children.fork("edgefl-test", lambda: 0)
         assert select.select([watch], [], [], 60.0)[0] == [watch]

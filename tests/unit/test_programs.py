@@ -141,7 +141,7 @@ def test_a_read_only_folder_is_refused(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_given_time_scale_is_judged_by_the_share_of_each_core(
     share: float | tuple[float, ...], verdict: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: five cores of 0.3 were "overloaded" on any host, because they add up to 1.5."""
+    """Regression: shares of 0.3 on five cores were "overloaded" on any host, because they add up to 1.5."""
     monkeypatch.setattr("edgefl.host.capacity.capacity_cores", lambda: 16.0)
     held = look_up([replace(CAT, share=share)])
     assert options.scale_for(held, ProgramOptions(time_scale=1.0)).verdict == verdict
@@ -163,7 +163,7 @@ def test_the_output_of_an_earlier_commands_phones_is_removed(tmp_path: Path) -> 
 
 
 def test_the_record_of_an_earlier_command_is_removed(tmp_path: Path) -> None:
-    """Otherwise its verdict would stay if the new command is killed."""
+    """Otherwise its verdict would remain there if the new command were killed."""
     (tmp_path / "report.html").touch()
     remove_record(tmp_path)
     assert (tmp_path / "report.html").exists()  # it belongs to another program
@@ -300,7 +300,7 @@ def test_a_limited_phones_peak_and_end_are_those_of_its_control_group(
     assert (kept.why, kept.tree.kill.called) == ("out of memory: the device allows an app 512 MiB", True)
 
 
-def test_memory_counts_from_the_moment_at_which_a_new_process_has_become_the_command(
+def test_memory_is_counted_only_after_a_new_process_has_become_the_command(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Before that, the process has a copy of the keeper's memory."""
@@ -329,7 +329,7 @@ def test_reading_memory_takes_at_most_a_twentieth_of_the_time(monkeypatch: pytes
     try:
         monkeypatch.setattr(tree, "time", now)
         monkeypatch.setattr(tree, "private_mib", read)
-        monkeypatch.setattr(tree, "is_fork", lambda _: False)  # where tests run in forked processes
+        monkeypatch.setattr(tree, "is_fork", lambda _: False)  # it is true if tests run in forks
         assert kept.rss_mib() == kept.rss_mib() == 1.0
         clock.ns += 20 * 1000
         assert kept.rss_mib() == 2.0

@@ -146,7 +146,7 @@ def test_the_benchmark_of_programs_shows_edgefls_own_errors() -> None:
 
 
 def test_the_benchmark_of_programs_expects_the_mean_rate_of_a_link(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: it drew a rate for each phone, as `edgefl run` does, but `edgefl exec` does not."""
+    """Regression: it drew a rate for each phone, which `edgefl run` does, but `edgefl exec` does not."""
     monkeypatch.setattr(benchmark, "printed", lambda *_: ([[5.0, 100.0, 300.0, 1e7]] * 2, None))
     monkeypatch.setattr(benchmark, "row", lambda name, errors, result: errors)
     given: Any = SimpleNamespace(phones=2, share=0.1, throttle="off")
@@ -252,7 +252,7 @@ def test_a_slow_nonblocking_terminal_gets_all_output() -> None:
 
 
 def test_the_error_of_an_unwritten_record_can_be_passed_to_another_process() -> None:
-    """A copy is made like an exception from another process."""
+    """`copy.copy` rebuilds an exception in the same way as `pickle` does in another process."""
     result: Any = object()
     found = copy.copy(UnwrittenRecord("the disk is full", result))
     assert (str(found), found.result) == ("the disk is full", result)

@@ -229,7 +229,7 @@ def test_a_module_may_have_any_objects(run: Run) -> None:
     run("from unittest.mock import call\n" + LAZY + TEST).assert_outcomes(passed=2)
 
 
-def test_a_marked_class_method_is_refused_alone(run: Run) -> None:
+def test_only_the_class_methods_of_a_marked_class_are_refused(run: Run) -> None:
     found = run(
         """
         @pixel
@@ -245,7 +245,7 @@ def test_a_marked_class_method_is_refused_alone(run: Run) -> None:
     check(found, "the function must be defined at module level, *", passed=1, failed=1)
 
 
-def test_a_fixture_of_ones_own_that_replaces_the_devices_is_an_error_only_with_a_mark(run: Run) -> None:
+def test_a_users_own_fixture_edge_device_is_an_error_only_in_marked_tests(run: Run) -> None:
     found = run(
         """
         @pytest.fixture
@@ -264,7 +264,7 @@ def test_a_fixture_of_ones_own_that_replaces_the_devices_is_an_error_only_with_a
     assert "test_other" not in found.stdout.str().partition("= edgefl =")[2].partition("= short")[0]
 
 
-def test_an_old_pluggy_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_pluggy_is_an_error_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pytest, "hookimpl", lambda function=None, hookwrapper=False: function)
     file = Path(edgefl.__file__).with_name("pytest_plugin.py")
     with pytest.raises(pytest.UsageError, match=r"needs pluggy 1\.2 .* -p no:edgefl\.pytest_plugin"):

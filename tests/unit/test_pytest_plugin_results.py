@@ -55,7 +55,7 @@ def test_a_long_test_shows_its_progress(
         rewrite=lambda text, erase: lines.append(f"\r{text}"),
     )
     capture = SimpleNamespace(global_and_fixture_disabled=contextlib.nullcontext)
-    # Without a terminal, also without captured output (-p no:capture).
+    # The case without a terminal has no capture manager either (-p no:capture).
     plugins = {"terminalreporter": reporter, "capturemanager": capture if isatty else None}
     config: Any = SimpleNamespace(pluginmanager=SimpleNamespace(getplugin=plugins.get))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
@@ -448,7 +448,7 @@ def test_a_subtest_has_no_results_of_an_earlier_attempt(run: Run, pytester: pyte
     assert [row.outcome for row in loaded().rows] == ["OK"]
 
 
-def test_errors_of_other_tests_show_no_table_and_no_frames(run: Run, pytester: pytest.Pytester) -> None:
+def test_errors_of_other_tests_show_no_table_or_plugin_frames(run: Run, pytester: pytest.Pytester) -> None:
     pytester.makeconftest(
         """
         import pytest
@@ -464,7 +464,7 @@ def test_errors_of_other_tests_show_no_table_and_no_frames(run: Run, pytester: p
     assert "edgefl/pytest_plugin.py" not in found.stdout.str()
 
 
-def test_a_value_of_a_parameter_may_have_a_long_text_or_none(run: Run) -> None:
+def test_a_value_of_a_parameter_may_have_a_long_repr_or_one_that_fails(run: Run) -> None:
     found = run(
         """
         class Value:

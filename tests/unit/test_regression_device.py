@@ -116,7 +116,7 @@ def test_only_json_values_are_arguments() -> None:
 
 
 def test_a_process_imports_only_one_module_of_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A test may create a module, import it, and run its function; another test creates another one."""
+    """A test may create and import a module, and run its function. Another may reuse the module's name."""
 
     def started(_: Surroundings) -> SimpleNamespace:
         return SimpleNamespace(popen=SimpleNamespace(poll=lambda: None), close=lambda: None)

@@ -98,7 +98,7 @@ def test_a_pair_ends_at_the_limit_to_which_waits_for_a_core_do_not_count(
     running = against._RunningPair((base, head), SimpleNamespace(limit_s=60.0))
     made = running.measure(0, 10.0, reverse=False)
     assert made.log_ratio == 0.0
-    assert made.base_s == made.head_s == pytest.approx(0.0002)  # a shot is five calls
+    assert made.base_s == made.head_s == pytest.approx(0.0002)  # a shot makes five calls
     assert least <= base.shots == head.shots <= most
 
 
@@ -179,7 +179,7 @@ def test_sent_bytes_and_memory_lead_the_line_where_they_grew() -> None:
         ({"base_mib": 1000.0, "head_mib": 1051.0}, ("peak_mib",)),
     ],
 )
-def test_sent_bytes_may_grow_by_a_hundredth_and_memory_by_4_mib_or_the_tolerance(
+def test_sent_bytes_may_grow_by_1_percent_and_memory_by_4_mib_or_the_tolerance(
     figures: dict[str, float], grew: tuple[str, ...]
 ) -> None:
     assert verdict_of(found(layouts(0.0, **figures)), TOLERANCE).grew == grew

@@ -230,10 +230,10 @@ def test_coverage_does_not_start_in_measuring_processes(monkeypatch: pytest.Monk
     assert names & Surroundings.now().environment.keys() == {"COVERED"}
 
 
-def test_functions_get_the_places_of_sys_path_that_python_searches(
+def test_functions_get_only_the_entries_of_sys_path_that_python_searches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])  # a Path has no effect there
+    monkeypatch.setattr(sys, "path", [tmp_path, *sys.path])  # Python ignores an entry that is a Path
     assert Surroundings.now().path == sys.path[1:]
 
 

@@ -112,7 +112,7 @@ def test_the_figures_of_each_profile_are_under_their_headings(tmp_path: Path) ->
     ]
 
 
-def test_the_weight_and_accuracy_of_honest_clients_are_not_those_of_attackers(tmp_path: Path) -> None:
+def test_honest_clients_and_attackers_each_have_their_own_weight_and_accuracy(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.clients([client(k) for k in range(3)])
         for task in range(3):
@@ -134,7 +134,7 @@ def test_the_weight_and_accuracy_of_honest_clients_are_not_those_of_attackers(tm
     assert "1 client sent harmful updates. Accuracy is that of the last model on their own" in card
 
 
-def test_the_lead_sentence_has_the_best_accuracy_if_the_last_is_lower_by_a_percentage_point() -> None:
+def test_the_lead_sentence_gives_the_best_accuracy_if_the_last_is_a_percentage_point_lower() -> None:
     slow = {"profiles": ["a", "b", "c"], "accuracy": 0.2, "applied_weight": 0.5}
     known = {"client_trips": 1, "versions": 2, "emulated_s": 60.0, "strategy": "fedavg", "clients": 10}
     record: Any = None

@@ -410,11 +410,11 @@ def test_rows_of_nan_and_inconsistent_trips_are_reported_without_an_error(tmp_pa
 
 
 @pytest.mark.parametrize(("clock", "starts_s"), [("wall", [1.0, 2.0]), ("virtual", [2.0, 3.0])])
-def test_the_bar_of_a_version_is_its_sum(tmp_path: Path, clock: str, starts_s: list[float]) -> None:
+def test_the_bar_of_a_version_covers_its_sum(tmp_path: Path, clock: str, starts_s: list[float]) -> None:
     with Store(tmp_path) as store:
         store.clients([client(0)])
         store.version(version(1, 2.0, sum_s=2.0))
-        store.version(version(2, 3.0, sum_s=4.0))  # its sum cannot begin before the last version
+        store.version(version(2, 3.0, sum_s=4.0))  # its sum cannot begin before the previous version
         store.set_meta(clock=clock, time_scale=2.0)
     bars = [one for one in read_trace(write_trace(tmp_path)) if one["ph"] == "X"]
     ends_s = [(one["ts"] / 1e6, (one["ts"] + one["dur"]) / 1e6) for one in bars]

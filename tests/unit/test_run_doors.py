@@ -102,7 +102,7 @@ def test_more_outputs_than_classes_are_a_remark_and_the_trial_step_leaves_the_mo
     assert made(tmp_path, "outputs", count=10).prepared().remark == ""
 
 
-def test_a_class_without_an_output_is_refused_even_if_the_trial_does_not_meet_it(tmp_path: Path) -> None:
+def test_a_class_without_an_output_is_refused_even_if_it_is_not_in_the_trial_step(tmp_path: Path) -> None:
     (tmp_path / "doors_models.py").write_text(MODELS)
     experiment = Experiment(
         fleet=Fleet(devices={"pi-4": 1, "pixel-4": 1}),
@@ -141,7 +141,7 @@ def test_forks_train_with_one_thread_because_more_would_wait_for_those_of_the_zy
         torch.set_num_threads(1)
 
 
-def test_forks_use_the_kernels_on_the_cpu_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forks_run_the_kernels_on_the_cpu_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("EDGEFL_BACKEND", "cuda")
     for name in ("become_child", "kill_forks_with_parent", "adopt_orphans", "Channel", "Zygote"):
         monkeypatch.setattr(zygote, name, Mock())

@@ -254,7 +254,7 @@ def test_nodes_with_other_data_bits_or_packages_are_rejected(
 
 
 def test_nodes_compare_the_bits_of_the_device_on_which_their_workers_train() -> None:
-    """Regression: with training.device = "cuda" the trial trained on the CPU, so any GPU was accepted."""
+    """Regression: with training.device = "cuda", the trial ran on the CPU, so any GPU was accepted."""
     work = BatchWork(fixed=StepWork(), per_example=StepWork())
     prepared = control.Prepared(8, [], b"", b"", b"", b"", [], work, 0.1, 1, "digits")
     workload, sent = Mock(), list[Any]()
@@ -329,7 +329,7 @@ def test_a_node_that_is_a_device_is_one_client_of_its_profile(prepare: Prepare) 
     world.ready("again", joining(device="pi-4"))
     assert [type(one) for one in world.sent_to("again")] == [control.Prepare, control.Adopt, control.Spawn]
     world.handle("again", Refused("gone", config=False))
-    world.ready("quick", joining(device="pi-4"))  # it is back before the client rejoins
+    world.ready("quick", joining(device="pi-4"))  # the device is back before its client rejoins
     world.spawn(control.Spawn("client", 1, 2, "", "", 0, 1.0))
     assert [type(one) for one in world.sent_to("quick")] == [control.Prepare, control.Adopt, control.Spawn]
 
@@ -392,14 +392,14 @@ def test_a_runs_usage_is_that_of_its_busiest_machine(world: World, monkeypatch: 
     }
 
 
-def test_a_node_that_loads_at_the_end_is_not_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_loading_at_the_end_is_not_recorded(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.handle("a", joining())
     with monkeypatch.context() as patch:
         patch.setattr(world, "_closed", True)
         assert (world.handle("a", messages.NodeEnded({})), world.rows) == ([], [])
 
 
-def test_a_node_does_not_wait_for_a_zygote_that_loads_data(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_does_not_wait_for_a_zygote_that_is_loading_data(monkeypatch: pytest.MonkeyPatch) -> None:
     kill, child = Mock(), Mock()
     monkeypatch.setattr(node, "kill_tree", kill)
     for adopted in (True, False):

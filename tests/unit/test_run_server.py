@@ -58,7 +58,7 @@ def test_a_run_without_clients_waits_for_an_evaluation_that_may_end_it(world: Wa
 
 
 @pytest.mark.parametrize(("stop", "stage"), [(Stop(accuracy=0.9), "evaluation"), (Stop(versions=3), "wait")])
-def test_a_virtual_run_is_held_up_only_by_evaluations_that_can_end_it(
+def test_a_virtual_run_is_delayed_only_by_evaluations_that_can_end_it(
     world: Wall, stop: Stop, stage: str
 ) -> None:
     loop = world.loop(msgspec.structs.replace(experiment(), stop=stop))
@@ -69,10 +69,10 @@ def test_a_virtual_run_is_held_up_only_by_evaluations_that_can_end_it(
     assert loop._idle_stage() == "wait"
 
 
-def test_a_suspended_checkpoint_does_not_put_off_the_next_ones(
+def test_a_checkpoint_that_was_suspended_does_not_delay_the_next_ones(
     world: Wall, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The third one takes ten minutes, because somebody pressed Ctrl-Z."""
+    """The third checkpoint takes ten minutes, because somebody pressed Ctrl-Z."""
     loop, pauses = world.loop(experiment()), list[float]()
     monkeypatch.setattr(loop, "_checkpoint", lambda: None)
     monkeypatch.setattr(loop._alarms, "after", lambda seconds, _: pauses.append(seconds))
@@ -204,7 +204,7 @@ def test_an_interrupted_run_starts_no_more_clients(started: int) -> None:
     ("state", "interrupts", "killed"),
     [(State.LOADING, 1, ["server", "zygote"]), (State.SERVING, 1, []), (State.SERVING, 2, ["server"])],
 )
-def test_an_interrupt_does_not_wait_for_a_zygote_that_loads_data(
+def test_an_interrupt_does_not_wait_for_a_zygote_that_is_loading_data(
     state: State, interrupts: int, killed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended: list[str] = []
@@ -264,7 +264,7 @@ def test_the_live_verdict_leaves_out_the_trips_of_a_real_device(real: bool) -> N
 
 
 def test_the_live_verdict_leaves_out_the_trips_that_are_too_short_to_be_judged() -> None:
-    """Regression: they counted in the sum of all trips, unlike in the summary: "trips took 100.0% longer"."""
+    """Regression: unlike the summary, it counted them in the sum of all trips: "trips took 100.0% longer"."""
     wall = msgspec.structs.replace(experiment(), clock=Clock(kind="wall"))
     plan: Any = SimpleNamespace(experiment=wall, time_scale=1.0, load=0.0)
     gauge, core = Gauge(plan), Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))
@@ -279,7 +279,7 @@ def test_the_live_verdict_leaves_out_the_trips_that_are_too_short_to_be_judged()
 def test_the_live_verdict_leaves_out_training_that_is_a_minor_part_of_its_trip(
     training_s: float, median: float
 ) -> None:
-    """The summary leaves it out, too. The trip takes 100 s, and the upload makes up for the late training."""
+    """The summary leaves it out, too. The trip takes 100 s, as a fast upload makes up for slow training."""
     wall = msgspec.structs.replace(experiment(), clock=Clock(kind="wall"))
     plan: Any = SimpleNamespace(experiment=wall, time_scale=1.0, load=0.0)
     gauge, core = Gauge(plan), Core(FedBuff(buffer_size=2), fleet(3), 1, Stop(versions=3))

@@ -56,7 +56,7 @@ def test_each_built_in_strategy_is_a_hashable_dataclass_of_its_name(name: str) -
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Derives(FedBuff):
-    """A strategy whose constructor computes an array and fields that cannot be recorded."""
+    """A strategy whose constructor computes an array, and other fields that cannot be recorded."""
 
     shares: Any = ()
     model: Any = None

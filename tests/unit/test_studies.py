@@ -325,7 +325,7 @@ def test_fedbuffs_lead_must_grow_with_concurrency() -> None:
     assert (first.verdict, first.ours) == ("reproduced", "100 against 200: 2.0× (1.8 to 2.3)")
     costs["FedAvgM, 10 at once"] = [250.0, 270.0, 230.0]  # a lead with 10 at once, too
     assert judge(Reached(costs))[-1].verdict == "not reproduced"
-    for arm in ("FedAvgM", "FedBuff, 10 at once"):  # a first model already reaches the target
+    for arm in ("FedAvgM", "FedBuff, 10 at once"):  # a run's first model already reaches the target
         assert judge(Reached(costs | {arm: [0.0, 230.0, 170.0]}))[-1].verdict == "out of reach"
     costs["FedAvgM"] = [200.0, math.nan, 170.0]
     assert judge(Reached(costs))[-1].verdict == "out of reach"

@@ -15,7 +15,7 @@ from tests.reports import client, printed, trip
 
 
 def timed(task: int, client: int, compute_s: float, **fields: Any) -> TripRow:
-    """Return a trip of 3 s, 1 s for each of its parts by its profile; its training took ``compute_s``."""
+    """Return a trip whose profile declares 1 s for each of 3 parts; its training took ``compute_s``."""
     parts = ("down_s", "up_s", "down_declared_s", "compute_declared_s", "up_declared_s")
     times = {**dict.fromkeys(parts, 1.0), "trip_declared_s": 3.0, "trip_achieved_s": 2.0 + compute_s}
     return trip(task, client, arrived_s=3.0, staleness=0, compute_s=compute_s, **times, **fields)
@@ -33,7 +33,7 @@ def test_the_times_of_a_real_device_are_compared_with_its_profile_and_not_judged
         for task, compute_s in enumerate((1.5, 2.0, 2.5), 1):
             store.trip(timed(task, 1, compute_s))
         store.trip(trip(4, 1, 3.0, fate="lost"))
-        store.trip(trip(5, 0, 3.0, arrived_s=4.0, staleness=0))  # reported no times
+        store.trip(trip(5, 0, 3.0, arrived_s=4.0, staleness=0))  # this trip reported no times
         store.set_meta(strategy="fedbuff", clock="wall", nodes=[node([1], as_is=True)])
     found = summarize(tmp_path)
     ratio = {"p5": 1.55, "median": 2.0, "p95": 2.45}
@@ -47,7 +47,7 @@ def test_the_times_of_a_real_device_are_compared_with_its_profile_and_not_judged
 
 
 def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_path: Path) -> None:
-    """A step takes 0.1 s on this host and 0.4 s on the node; a trip without steps is left out."""
+    """A step takes 0.1 s on this host and 0.4 s on the node. Trips without steps or CPU time are left out."""
     with Store(tmp_path) as store:
         store.clients([client(0), client(1)])
         for task, (owner, steps, cpu_s) in enumerate(((0, 5, 0.75), (1, 5, 3.0), (0, 0, 0.0), (1, 5, None))):

@@ -319,7 +319,7 @@ def test_the_default_target_is_that_of_stop_or_derived_from_the_runs(
     assert [row.to_target.reached for row in groups(folders, target) if row.to_target] == [1, 1]
 
 
-def test_a_goal_is_the_target_only_if_all_runs_have_it_and_a_given_one_keeps_its_window(
+def test_the_goal_of_stop_is_the_target_only_if_all_runs_share_it_and_an_equal_target_has_its_window(
     tmp_path: Path,
 ) -> None:
     runs = load(two(tmp_path, (1.0,), stop="accuracy = 0.3\naccuracy_over = 2"))
@@ -345,7 +345,7 @@ def test_a_target_that_is_not_a_share_is_refused(tmp_path: Path, value: str, edg
         compare([run], target=float(value))
 
 
-def test_a_target_that_is_a_number_of_numpy_can_be_written_as_json(tmp_path: Path) -> None:
+def test_a_target_that_is_a_numpy_number_can_be_written_as_json(tmp_path: Path) -> None:
     given: Any = np.float32(0.5)
     target: Any = goal_of(load([run_of(tmp_path / "run", "fedbuff", 1, linear(20.0))]), given)
     assert json.loads(json.dumps(target._asdict()))["value"] == 0.5

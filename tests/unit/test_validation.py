@@ -36,9 +36,9 @@ class Strategy:
 
 
 def test_a_fault_can_be_passed_to_another_process() -> None:
-    """Regression: `multiprocessing.Pool.map` waited forever for a worker that raised one.
+    """Regression: `multiprocessing.Pool.map` waited forever for a worker that raised a fault.
 
-    A copy is made like an exception from another process.
+    `copy.copy` rebuilds an exception in the same way as `pickle` does in another process.
     """
     found = copy.copy(Fault("stop.trips", "stop.trips: is wrong"))
     assert (type(found), found.key, str(found)) == (Fault, "stop.trips", "stop.trips: is wrong")

@@ -98,7 +98,7 @@ def found(study: Recorded, settings: str = "quick", mutants: bool = False) -> li
     return examined(study, curves, Path(), mutants=mutants, say=print)
 
 
-def test_a_race_to_an_accuracy_that_a_first_model_has_is_not_settled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_race_is_not_settled_if_a_first_model_has_the_accuracy(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = {"early": [0.0, 4.0], "late": [8.0, 9.0]}
     monkeypatch.setattr(Curves, "reached", lambda _self, label, *_: costs[label])
     monkeypatch.setattr(Curves, "ended", lambda *_: [20.0, 20.0])
