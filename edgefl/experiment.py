@@ -29,6 +29,8 @@ Share = Annotated[float, Meta(gt=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=10**9)]
 """A whole number from 1 to 10⁹."""
 Clients = Annotated[int, Meta(ge=1, le=MAX_CLIENTS)]
+DEFAULT_NETWORK = "wifi"
+"""Network profile of a fleet for which neither the experiment nor its fleet file sets one."""
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, repr_omit_defaults=True):
@@ -74,7 +76,7 @@ class Fleet(Settings, frozen=True, kw_only=True):
         Meta(description="a table { PROFILE = COUNT } or the name of a fleet file"),
     ]
     """A table with the number of clients for each device profile, or the name or path of a fleet file."""
-    network: str | dict[str, str] = "wifi"
+    network: str | dict[str, str] = DEFAULT_NETWORK
     """One network profile for all clients, or a table with a network profile for each device profile."""
     runtime: str | None = None
     """Training library that is emulated: ``torch``, ``mnn`` or ``dl4j``. The device profiles must contain

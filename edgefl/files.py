@@ -164,12 +164,12 @@ def read_secret(path: Path, size: int) -> bytes:
     read, for example because it is another user's.
     """
     try:
-        found = read(path, size)
+        found = read(path, 1 << 20)
     except FileNotFoundError:
         raise
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(found) < size:
+    if len(found) != size:
         raise ConfigError(f"{path}: is damaged: it has {len(found)} bytes, not {size}")
     return found
 

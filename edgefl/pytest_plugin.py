@@ -233,7 +233,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(hookwrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, Any, None]:
     """Fail or skip a test if a fixture ran a function on the device and the result could not be judged."""
-    if _ROWS in item.stash:  # this is a rerun
+    if _ROWS in item.stash:  # this is a rerun: reports must not have the rows of the earlier attempt
         _keep(item, [])
     outcome = yield
     errors = sys.modules.get("edgefl.errors")
@@ -316,7 +316,6 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
     from edgefl.regression.baseline import path_of
     from edgefl.regression.table import rows
 
-    pyfuncitem.stash[_ROWS] = []  # the reports of subtests must not have the rows of an earlier attempt
     try:
         with device.judged() as found:
             result = yield

@@ -13,7 +13,7 @@ import msgspec
 from edgefl import toml
 from edgefl.config import checks
 from edgefl.errors import ConfigError, ProfileError, shortened
-from edgefl.experiment import Experiment
+from edgefl.experiment import DEFAULT_NETWORK, Experiment
 from edgefl.files import DATA_FILES
 from edgefl.terminal import say
 from edgefl.validation import Fault, convert, shown
@@ -79,7 +79,7 @@ def load(
     given = {"--seed": (("seed",), seed), "--clock": (("clock", "kind"), clock)}
     found = _changed(tables, overrides, path.parent, str(path), given)
     if "fleet.devices" in grid and "network" not in tables["fleet"]:
-        fleet = msgspec.structs.replace(found.fleet, network="wifi")
+        fleet = msgspec.structs.replace(found.fleet, network=DEFAULT_NETWORK)
         found = msgspec.structs.replace(found, fleet=fleet)
     return found
 
@@ -97,10 +97,10 @@ def change(
     0.5
     """
     overrides = [*overrides]
-    tables, fleet = plain(validate(experiment, base)), plain(experiment)["fleet"]
-    of_file = isinstance(fleet["devices"], str) and fleet.get("network", "wifi") == "wifi"
+    tables, fleet = plain(validate(experiment, base)), experiment.fleet
+    of_file = isinstance(fleet.devices, str) and fleet.network == DEFAULT_NETWORK
     if of_file and any(text.startswith("fleet.devices=") for text in overrides):
-        tables["fleet"]["network"] = "wifi"  # the networks of this fleet file are for its own devices
+        tables["fleet"]["network"] = DEFAULT_NETWORK  # this fleet file's networks are for its own devices
     return _changed(tables, overrides, Path(base), "the experiment", {}, option, complete=True)
 
 
@@ -165,7 +165,9 @@ def validate(experiment: Experiment, base: str | Path = ".") -> Experiment:
 def _drop_default_network(tables: dict[str, Any]) -> None:
     """Drop the default ``fleet.network`` if ``fleet.devices`` names a fleet file, which overrides it."""
     fleet = tables.get("fleet")
-    if isinstance(fleet, dict) and fleet.get("network") == "wifi" and isinstance(fleet.get("devices"), str):
+    if not isinstance(fleet, dict):
+        return
+    if fleet.get("network") == DEFAULT_NETWORK and isinstance(fleet.get("devices"), str):
         del fleet["network"]
 
 
@@ -202,7 +204,7 @@ def _resolved(tables: dict[str, Any], base: Path) -> dict[str, Any]:
         fleet["devices"] = file.drawn(tables.get("seed", 0))
         fleet.setdefault("network", file.network_of(fleet["devices"]))
     fleet["devices"] = _rekeyed("fleet.devices", fleet["devices"], base)
-    network = fleet.get("network", "wifi")
+    network = fleet.get("network", DEFAULT_NETWORK)
     if isinstance(network, str):
         fleet["network"] = _absolute(network, base)
     else:

@@ -30,7 +30,7 @@ from typing import Literal, NamedTuple, get_args
 import msgspec
 
 from edgefl.devices.profiles import bundled_folder, read_tables
-from edgefl.devices.schema import Device
+from edgefl.devices.schema import MIN_MHZ, Device
 from edgefl.errors import ConfigError, as_config_error, listed, nearest, shortened
 from edgefl.host.calibration import Calibration
 from edgefl.host.code_operations import NO_EXTENSION, SCALE_SPREADS
@@ -47,8 +47,7 @@ UNITS: dict[str, str] = {
     "simd": "GFLOPS",
     "interpreter": "steps/s",
 }
-MIN_MHZ, MAX_MHZ = 10.0, 1e5
-"""Bounds on a clock frequency, in MHz. A lower number is probably in GHz."""
+MAX_MHZ = 1e5
 _MAKERS = ("arm", "qualcomm", "nvidia", "ampere", "apple", "phytium", "hisilicon", "cavium", "intel", "amd")
 _CLUSTER = re.compile(
     r"\s*(?P<core>[^@]+)@(?P<mhz>[0-9]+(?:\.[0-9]+)?)(?:[x×]0*(?P<cores>[0-9]+))?\s*(?:,|$)"

@@ -27,6 +27,8 @@ NAME_PATTERN = r"\A[a-z0-9][a-z0-9.-]*\Z"
 NAME_WORDS = "a name of lower-case letters, digits, dots and dashes"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description=NAME_WORDS)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
+MIN_MHZ = 10.0
+"""Minimum of a clock frequency, in MHz. A lower number is probably in GHz."""
 Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
 
@@ -42,8 +44,7 @@ class Cluster(_Table, frozen=True, kw_only=True):
 
     uarch: Text
     cores: Count
-    max_mhz: Annotated[float, msgspec.Meta(ge=10.0)]
-    """Highest clock frequency. A number below 10 is probably in GHz, and is refused."""
+    max_mhz: Annotated[float, msgspec.Meta(ge=MIN_MHZ)]
     fp32_flop_per_cycle: Positive | None = None
     max_ma: Positive | None = None
     freq_mhz: tuple[Positive, ...] = ()

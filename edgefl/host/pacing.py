@@ -57,10 +57,11 @@ def set_time_slice(slice_ns: int = 100_000) -> None:
 
 
 class Pauses:
-    """Pauses between readings, so that the readings use a limited share of a core.
+    """Pauses between repetitions of a task, such as a reading or a checkpoint, so that the task takes only a
+    limited share of the time.
 
-    A pause is ``ratio`` times the CPU time of a reading. If the whole host stands still during a reading,
-    this time may count as CPU time of the reading. So the shorter of the last two readings is used.
+    A pause is ``ratio`` times the duration of the task. If the whole host stands still during a repetition,
+    its duration includes that time. So the shorter of the last two durations is used.
 
     >>> pauses = Pauses(10.0)
     >>> pauses.after(2.0), pauses.after(300.0), pauses.after(3.0)
@@ -71,7 +72,7 @@ class Pauses:
         self._ratio, self._before = ratio, math.inf
 
     def after(self, took: float) -> float:
-        """Return the pause after a reading that took this CPU time, in the same unit."""
+        """Return the pause after a repetition of this duration, in the same unit."""
         shorter, self._before = min(took, self._before), took
         return self._ratio * shorter
 

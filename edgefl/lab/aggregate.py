@@ -51,8 +51,8 @@ _CALM_S = 0.04
 _LARGEST_ROW_BYTES = 6e9
 """Rows with more bytes are skipped: they would take minutes, and smaller rows already exceed all caches."""
 _ROW_SHARE = 0.4
-"""Maximum bytes of a row as a share of the available memory. Measuring it needs up to 2.3 times as much: the
-triad has vectors of its own, and results are compared."""
+"""Maximum bytes of a row as a share of the available memory. The measurement of a row needs up to 2.3 times
+its bytes, because the triad has vectors of its own, and results are compared."""
 HOST_LIMITS = {
     "others": ("cores used by other programs", 0.10),
     "steal": (STOLEN, STEAL_MAX),

@@ -542,7 +542,7 @@ class RunningPhones:
 
 def remove_record(out: Path) -> None:
     """Remove an earlier command's summary and report, which would remain if this command is killed."""
-    if (out / SUMMARY_FILE).is_file():  # otherwise the report is not ours: see `require_free`
+    if (out / SUMMARY_FILE).is_file():  # otherwise edgefl did not write the report: see `require_free`
         for name in (REPORT_FILE, SUMMARY_FILE):
             (out / name).unlink(missing_ok=True)
 

@@ -63,7 +63,7 @@ class ProcessTree:
         """Upper estimate, in ns, of the CPU time that is lost because no process waited for a child: the time
         that such children used after they were last seen."""
         self.unlimited = False
-        """True if the tree had a process of another user, which no signal and no quota could stop."""
+        """True if the tree had a process of another user that neither signals nor a quota could limit."""
         self.children: dict[int, Child] = {}
         """Processes whose parent is in the tree, parents first; empty if a control group counts CPU time."""
         self._faults_before: dict[int, int] = {}

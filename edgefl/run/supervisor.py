@@ -66,7 +66,7 @@ from edgefl.terminal import printable
 GRACE_S = 10.0
 """Time limit in seconds for the exit of a process; a process that takes longer is killed."""
 LAST_CHECKPOINT_S = 3.0
-"""Maximum wait, in seconds, of a resume for the final checkpoint of a server whose supervisor was killed."""
+"""Seconds for which a resume waits for the last checkpoint of a server whose supervisor was killed."""
 MAX_DEATHS = 3
 """The run ends when the server or the zygote has died this many times in a row and no new version was made
 in between."""

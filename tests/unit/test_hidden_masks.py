@@ -34,9 +34,11 @@ def test_a_run_that_lost_its_phones_keys_is_refused(tmp_path: Path) -> None:
     secret = phones_secret(wanted, tmp_path, begun=False)
     assert phones_secret(wanted, tmp_path) == phones_secret(wanted, tmp_path, begun=False) == secret
     assert len(secret) == 32
-    (tmp_path / "phones.key").write_bytes(secret[:5])
-    with pytest.raises(ConfigError, match=r"phones\.key: is damaged: it has 5 bytes, not 32"):
-        phones_secret(wanted, tmp_path)
+    for damaged in (secret[:5], secret + b"\n"):
+        (tmp_path / "phones.key").write_bytes(damaged)
+        words = rf"phones\.key: is damaged: it has {len(damaged)} bytes, not 32"
+        with pytest.raises(ConfigError, match=words):
+            phones_secret(wanted, tmp_path)
     (tmp_path / "phones.key").unlink()
     with pytest.raises(
         ConfigError, match=r"phones\.key is missing: without it, the updates held for the next version"
