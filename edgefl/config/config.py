@@ -97,8 +97,8 @@ def change(
     0.5
     """
     overrides = [*overrides]
-    tables, fleet = plain(validate(experiment, base)), experiment.fleet
-    of_file = isinstance(fleet.devices, str) and fleet.network == DEFAULT_NETWORK
+    tables, fleet = plain(validate(experiment, base)), plain(experiment)["fleet"]  # may be a dict
+    of_file = isinstance(fleet["devices"], str) and fleet.get("network", DEFAULT_NETWORK) == DEFAULT_NETWORK
     if of_file and any(text.startswith("fleet.devices=") for text in overrides):
         tables["fleet"]["network"] = DEFAULT_NETWORK  # this fleet file's networks are for its own devices
     return _changed(tables, overrides, Path(base), "the experiment", {}, option, complete=True)

@@ -69,6 +69,7 @@ def test_a_fleet_file_of_a_grid_replaces_the_networks_of_the_experiments_own_fle
     for wanted in (
         config.load(tmp_path / "e.toml", grid=grid),
         Experiment(fleet=Fleet(devices="mixed-24"), stop=Stop(versions=3)),
+        Experiment(fleet={"devices": "mixed-24"}, stop=Stop(versions=3)),
     ):
         networks = [one.experiment.fleet.network for one in planned(grid, (1,), wanted)]
         assert isinstance(networks[0], dict)
