@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from edgefl.devices.phones import TFLITE
 from edgefl.devices.profiles import load_device, phone_table
 from edgefl.devices.schema import Device
-from edgefl.devices.time_model import Prediction, TimeModel, joined
+from edgefl.devices.time_model import Prediction, TimeModel
 from edgefl.errors import ConfigError, ProfileError
 
 if TYPE_CHECKING:
@@ -65,16 +63,12 @@ def time_model(device: Device, runtime: str | None = None) -> TimeModel:
     If the profile has a ``slowdown``, the model is that of the median device, and its interval includes the
     differences between devices. Raises `ProfileError` if there is no such model.
     """
-    model = device.time_model(runtime)
+    model = device.median().time_model(runtime)
     if model is None:
         raise ProfileError(
             f"device {device.id!r} has no computing rates; its delay model sets the whole trip's time"
         )
-    if device.slowdown is None:
-        return model
-    low, middle, high = map(device.slowdown.quantile, (0.05, 0.5, 0.95))
-    factor = joined(model.error_factor, max(middle / low, high / middle))
-    return msgspec.structs.replace(model.slowed(middle), error_factor=factor)
+    return model
 
 
 def traced(

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import msgspec
 import numpy as np
 
-from edgefl.devices.time_model import ONE_RATE_FACTOR, NotNegative, Positive, TimeModel
+from edgefl.devices.time_model import ONE_RATE_FACTOR, NotNegative, Positive, TimeModel, joined
 from edgefl.errors import ProfileError, unknown
 from edgefl.learning.operations import StepWork
 from edgefl.seeds import stream
@@ -415,7 +415,32 @@ class Device(_Table, frozen=True, kw_only=True):
         """Return this device, slowed down by a factor drawn from ``rng``, the client's random stream."""
         if self.slowdown is None or self.cpu is None:
             return self
-        factor = self.slowdown.draw(rng)
+        return self._slowed(self.slowdown.draw(rng))
+
+    def median(self) -> Device:
+        """Return the median device; its times' error factors include the differences between devices.
+
+        >>> from edgefl.devices import load_device
+        >>> fastest = load_device("paper-defedavg-slowdowns")  # slowdown: uniform from 1 to 5
+        >>> fastest.train_flop_per_s / fastest.median().train_flop_per_s
+        3.0
+        """
+        if self.slowdown is None or self.cpu is None:
+            return self
+        low, middle, high = map(self.slowdown.quantile, (0.05, 0.5, 0.95))
+        apart = max(middle / low, high / middle)
+        made = self._slowed(middle)
+        runtime = {
+            name: msgspec.structs.replace(model, error_factor=joined(model.error_factor, apart))
+            for name, model in made.runtime.items()
+        }
+        key = "cpu.rate_gflops.train"
+        uncertainty = {**self.uncertainty, key: joined(self.uncertainty_of(key, ONE_RATE_FACTOR), apart)}
+        return msgspec.structs.replace(made, runtime=runtime, uncertainty=uncertainty)
+
+    def _slowed(self, factor: float) -> Device:
+        """Return a device on which training takes ``factor`` times as long, without a ``slowdown``."""
+        assert self.cpu is not None
         rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
         cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)
         runtime = {name: model.slowed(factor) for name, model in self.runtime.items()}

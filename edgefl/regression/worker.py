@@ -107,7 +107,7 @@ class RegressionWorker:
 
         if self._watch is None:
             self._watch = memory.TreeWatch()
-        device = load_device(request.device)
+        device = load_device(request.device).median()
         network = None if request.network is None else load_network(request.network)
         refuse_started(request.function.file, self._threads)
         repetition.warm_up()

@@ -42,12 +42,14 @@ from tests.process import native_steps as natives
 pytestmark = pytest.mark.usefixtures("warm_measuring")
 
 
-def counted(process: MeasuringProcess, function: Callable[..., Any], **kwargs: Any) -> CountedRun:
+def counted(
+    process: MeasuringProcess, function: Callable[..., Any], *, device: str = "moto-g4", **kwargs: Any
+) -> CountedRun:
     setup = locate(prepare) if function is steps.train else None
     if setup is not None:
         kwargs = {"batches": 2, **kwargs}
-    request = asked(function, setup, **kwargs)
-    return count(process, MeasurementPlan(load_device("moto-g4"), load_network("lte"), request, 9, 0.0))
+    request = msgspec.structs.replace(asked(function, setup, **kwargs), device=device)
+    return count(process, MeasurementPlan(load_device(device), load_network("lte"), request, 9, 0.0))
 
 
 def asked(
@@ -176,6 +178,19 @@ def test_the_figures_of_torch_are_those_of_one_call(unchanged: CountedRun) -> No
     forward, gradients = 2 * 8 * 2304 * 10, 2  # of weight and input
     assert figures["matmul_flop"] == 2 * (forward * (1 + gradients) + forward)  # two batches, and evaluation
     assert unchanged.model_s > unchanged.python_s > 0
+
+
+def test_a_device_with_a_slowdown_is_the_median_device(process: MeasuringProcess, tmp_path: Path) -> None:
+    """The factors are uniform from 1 to 5, so the median device is 3 times slower than the fastest."""
+    fastest = tmp_path / "fastest.toml"
+    fastest.write_text(
+        'id = "fastest"\nname = "Any"\nclass = "paper"\ncpu.rate_gflops.train = 10\nsources.cpu = "paper"\n'
+    )
+    median, least = (
+        counted(process, steps.train, device=name) for name in ("paper-defedavg-slowdowns", str(fastest))
+    )
+    assert median.model_s == pytest.approx(3.0 * least.model_s)
+    assert median.python_s == pytest.approx(3.0 * least.python_s)
 
 
 def test_memory_that_python_keeps_is_counted(process: MeasuringProcess) -> None:
