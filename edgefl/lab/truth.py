@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import msgspec
+from scipy import stats
 
 from edgefl.devices import measurements
 from edgefl.devices.fit import HeldOutPrediction, Row, predicted, summary
@@ -305,6 +306,8 @@ ENOUGH: Final = 20
 """Minimum number of steps that are needed to judge either the errors on this host or the share of a device's
 steps that are within their predicted intervals."""
 HELD: Final = (0.85, 0.97)
+CONFIDENCE: Final = 0.95
+"""Confidence level of the interval of the true share of steps within their predicted intervals."""
 
 
 class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -399,7 +402,8 @@ def judged(steps: Sequence[ComparedStep]) -> list[dict[str, Any]]:
     """Judge each metric that has a limit.
 
     Returns, for each metric, the steps that it describes, its name, the number of steps, ``found`` (its
-    value), ``limit`` and ``met``. ``found`` and ``met`` are None if there are too few steps.
+    value), ``limit`` and ``met``. ``found`` and ``met`` are None if there are too few steps. ``met`` is also
+    None if a share is outside its limits, but this may be chance because there are few steps.
     """
     return [*_by_error(steps), *_by_interval(steps)]
 
@@ -430,18 +434,40 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
             devices.setdefault(step.title, []).append(step.judged)
     for title, chosen in devices.items():
         if len(chosen) >= ENOUGH:
-            held = summary(chosen).held
-            met = HELD[0] <= held <= HELD[1]
+            held = sum(step.held for step in chosen)
             yield {
-                "of": title, "figure": "held", "steps": len(chosen), "found": held, "limit": HELD, "met": met,
-            }  # fmt: skip
+                "of": title,
+                "figure": "held",
+                "steps": len(chosen),
+                "found": held / len(chosen),
+                "limit": HELD,
+                "met": _share_met(held, len(chosen)),
+            }
+
+
+def _share_met(held: int, steps: int) -> bool | None:
+    """Judge how many of the ``steps`` are within their predicted intervals (``held``).
+
+    Return True if their share is within `HELD`, and None if it is outside, but may be so by chance, because
+    the exact binomial interval of the true share overlaps `HELD`.
+
+    >>> _share_met(30, 33), _share_met(33, 33), _share_met(20, 33)
+    (True, None, False)
+    """
+    if HELD[0] <= held / steps <= HELD[1]:
+        return True
+    low, high = stats.binomtest(held, steps).proportion_ci(CONFIDENCE)
+    return None if low <= HELD[1] and high >= HELD[0] else False
 
 
 def _limit_line(bar: dict[str, Any]) -> list[Any]:
     """Return a row of the table: name, number of steps, metric, measured value, limit and verdict."""
     words = {"p90": "90%", "worst_factor": "worst", "held": "held"}
-    met = {None: "not judged", True: "met", False: "NOT MET"}[bar["met"]]
-    found = "" if bar["found"] is None else _formatted(bar["figure"], bar["found"])
+    if bar["found"] is None:
+        found, met = "", "not judged"
+    else:
+        found = _formatted(bar["figure"], bar["found"])
+        met = {None: "undecided", True: "met", False: "NOT MET"}[bar["met"]]
     if bar["figure"] == "held":
         limit = "–".join(percent(share, 0) for share in bar["limit"])
     else:

@@ -110,6 +110,24 @@ def test_each_figure_has_its_limit() -> None:
     assert ("nexus-6, dl4j", "held") not in told
 
 
+def test_a_share_outside_its_limits_is_not_met_only_if_that_is_no_chance(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of intervals that contain 90% of all steps, more than a quarter contain less than 85% or more than 97%
+    of 33 steps."""
+    monkeypatch.setenv("COLUMNS", "100")
+    verdicts = []
+    for inside, steps in ((30, 33), (33, 33), (28, 33), (20, 33), (400, 400), (320, 400)):
+        factors = [1.0] * inside + [9.0] * (steps - inside)
+        bars = truth.judged(compared("pi-3b-plus", "torch", "dense convolutions", *factors))
+        (bar,) = (each for each in bars if each["figure"] == "held")
+        assert bar["found"] == inside / steps
+        truth.show({"groups": [], "limits": [bar]})
+        verdicts.append((bar["met"], capsys.readouterr().out.split("%")[-1].strip()))
+    met, undecided, not_met = (True, "met"), (None, "undecided"), (False, "NOT MET")
+    assert verdicts == [met, undecided, undecided, not_met, not_met, not_met]
+
+
 def test_fitted_steps_are_not_judged_as_unseen() -> None:
     steps = compared("nexus-6", "dl4j", "layers: lstm", *[1.0] * truth.ENOUGH, fitted=True)
     (bar,) = (bar for bar in truth.judged(steps) if bar["of"] == "nexus-6, unseen lstm layers")
