@@ -41,7 +41,7 @@ from edgefl.devices.link import mean_mbps
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, EdgeflError, ProfileError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
-from edgefl.host.capacity import host
+from edgefl.host.capacity import host, most_workers
 from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.confinement import memory_mechanism
 from edgefl.host.pacing import set_time_slice
@@ -411,6 +411,8 @@ def _require_descriptors(peers: int, *, door: bool = False) -> None:
 
 
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
+    # With more threads than cores, a sum uses up the CPU quota early in its period and stops the whole run.
+    kernels.set_threads(min(kernels.threads(), most_workers()))
     try:
         _require_descriptors(plan.workers + 1, door=bool(plan.door))
         buffer = ParameterBuffer.attach(channel.descriptor())

@@ -11,12 +11,14 @@ import struct
 import subprocess
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
 import pytest
 
+from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.host.channel import Channel, Closed, pair
 from edgefl.run import server_process
@@ -310,3 +312,21 @@ def test_too_few_descriptors_are_an_error_and_not_an_abort_of_libzmq(monkeypatch
     monkeypatch.setattr(server_process.resource, "getrlimit", lambda _: (200, 200))
     with pytest.raises(RunError, match=r"^300 processes need .* but the limit is 200: .*ulimit -n"):
         server_process._require_descriptors(300)
+
+
+def test_the_servers_kernels_use_no_more_threads_than_a_cpu_quota_allows(
+    monkeypatch: pytest.MonkeyPatch, ends: Ends
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RunError("enough")
+
+    monkeypatch.setattr(server_process, "_require_descriptors", refuse)
+    monkeypatch.setattr("edgefl.host.capacity.cpu_quota", lambda: 1.5)
+    monkeypatch.setattr("edgefl.kernels.selection.usable_cores", lambda: 8)
+    monkeypatch.setattr("edgefl.host.capacity.usable_cores", lambda: 8)
+    kernels.set_threads(None)
+    try:
+        assert server_process._serve(ends[0], types.SimpleNamespace(workers=1, door="")) == 1
+        assert kernels.threads() == 2
+    finally:
+        kernels.set_threads(None)
