@@ -518,8 +518,8 @@ class EdgeDevice:
     def verdict(self, result: DeviceResult, measured: Measurement, before: Samples | str | None) -> Verdict:
         """Judge the measurement of a result by its budgets and a baseline; measure again if needed."""
         __tracebackhide__ = True
-        group = f"{self._test.group} {result.function}"
-        known = self.session.compared.get(group, ())
+        by_test = self.session.compared.setdefault(f"{self._test.group} {result.function}", {})
+        known = [one for test, its in by_test.items() if test != self._test.test for one in its]
 
         def judge(measurements: Sequence[Measurement]) -> Verdict | NeedMore:
             found = verdict.judge(
@@ -532,7 +532,7 @@ class EdgeDevice:
                 family=Family(self._test.devices, known),
             )
             if found.compared:
-                self.session.compared[group] = (*known, *found.compared)
+                by_test[self._test.test] = found.compared
             return found
 
         return judged(judge, measured, lambda: self._measured(result.function, measured.plan))

@@ -42,9 +42,9 @@ class Session:
         self._serves: tuple[Path, Surroundings] | None = None
         self._modules: dict[str, str] = {}
         """Files of the modules whose functions the measuring process has run, keyed by module."""
-        self.compared: dict[str, tuple[Compared, ...]] = {}
-        """Comparisons of each device's first measurement with its baseline, keyed by test and function. Each
-        value holds the comparisons of all devices of the test."""
+        self.compared: dict[str, dict[str, tuple[Compared, ...]]] = {}
+        """Comparisons of each device's first measurement with its baseline, keyed by test and function, then
+        by the test's name with its device. A test that is run again replaces its comparisons."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[tuple[str, bytes], Verdict] = {}
         """Verdicts of comparisons with the base, keyed by (test and function, encoded call).

@@ -172,7 +172,22 @@ def test_apparent_growth_is_measured_again_with_the_same_plan(
     with pytest.raises(NotMet, match=r"^REGRESSION: dumps on pixel-3a: CPU time \+"):
         device.judge()
     assert again.plans[1] == result.measured.plan
-    assert (result.outcome, len(device.session.compared["test_a dumps"])) == ("FAIL", 3)
+    assert (result.outcome, len(device.session.compared["test_a dumps"]["test_a"])) == ("FAIL", 3)
+
+
+def test_a_test_that_is_run_again_has_the_same_verdict(
+    again: Measurements, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The correction for multiple testing leaves out the comparisons of the test's earlier attempt."""
+    before = entry(noisy(seed=1), "test_a", "dumps")
+    monkeypatch.setattr(baseline, "load", lambda _: {before.key: before})
+    first = edge_device(compare=True, timed=True)
+    for device in (first, EdgeDevice(MarkOptions("pixel-3a"), TEST, first.session)):
+        # p = 0.009: significant among the 3 tests of one attempt, but not among 6
+        again.left = [measured(noisy(1.06, 0.04, seed=158))] * 2
+        device.run(json.dumps, 1)
+        with pytest.raises(NotMet, match=r"^REGRESSION: dumps on pixel-3a: CPU time \+"):
+            device.judge()
 
 
 def test_budgets_of_mark_and_test_hold_at_the_slow_end_of_real_devices(again: Measurements) -> None:
