@@ -100,7 +100,10 @@ class TripRow(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     It is less than ``compute_declared_s`` if the device throttled, or if it rested after its last step.
     """
     lateness_s: float | None = None
-    """How late the trip ended, in emulated seconds after its planned end."""
+    """How late the trip ended, in emulated seconds after its planned end.
+
+    None if the trip was made by a real device (``edgefl join --as-is``), whose trips do not follow a plan.
+    """
     cpu_s: float | None = None
     """CPU time of the training on this machine, in seconds."""
     peak_mib: float | None = None

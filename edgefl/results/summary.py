@@ -107,9 +107,13 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 
 
 def is_real_device(record: Record) -> NDArray[np.bool_]:
-    """Return a mask of the trips made by real devices, whose speed is not controlled."""
+    """Return a mask of the trips made by real devices, whose speed is not controlled.
+
+    The trips that such a client made on another node, which emulated it, have a lateness.
+    """
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
-    return np.isin(record.trips["client"], clients)
+    mask: NDArray[np.bool_] = np.isin(record.trips["client"], clients) & np.isnan(record.trips["lateness_s"])
+    return mask
 
 
 def _network(moved: dict[str, int]) -> dict[str, Any]:

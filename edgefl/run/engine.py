@@ -87,7 +87,7 @@ class _OpenTrip(msgspec.Struct):
             trip_achieved_s=trip.achieved_s,
             work_s=times.work_s,
             busy_s=times.busy_s,
-            lateness_s=times.lateness_s,
+            lateness_s=None if times.own_pace else times.lateness_s,
             cpu_s=result.cpu_s,
             peak_mib=result.peak_mib,
             process_grew_mib=times.process_grew_mib,

@@ -46,6 +46,19 @@ def test_the_times_of_a_real_device_are_compared_with_its_profile_and_not_judged
     assert "a real pi-4 median 2 times its profile's training time" in text
 
 
+def test_after_its_real_device_is_lost_a_client_is_emulated_and_judged(tmp_path: Path) -> None:
+    with Store(tmp_path) as store:
+        store.clients([client(0, "pi-4")])
+        store.trip(timed(0, 0, 2.0))
+        for task in (1, 2, 3):
+            store.trip(timed(task, 0, 1.0, lateness_s=0.0))
+        nodes = [node([0], as_is=True, lost="its connection broke"), node([0])]
+        store.set_meta(strategy="fedbuff", clock="wall", nodes=nodes)
+    found = summarize(tmp_path)
+    (real,) = found["real_devices"]
+    assert (real["trips"], real["ratio"]["median"], found["fidelity"]["trips"]) == (1, 2.0, 3)
+
+
 def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_path: Path) -> None:
     """A step takes 0.1 s on this host and 0.4 s on the node. Trips without steps or CPU time are left out."""
     with Store(tmp_path) as store:
