@@ -320,6 +320,9 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """True if clients uploaded only the updates that a version used (`Strategy.uploads_on_demand`)."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
+    resumed_step_s: list[tuple[float, float]] = []
+    """For each resume of the run: the emulated time at which the run continued, and the CPU time of one
+    training step in seconds, measured before the resume. The host may have changed."""
     load: float | None = None
     used: float | None = None
     others: float | None = None

@@ -148,11 +148,14 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """Return the median, over trips, of the training's CPU time divided by the time expected for its steps.
 
-    The expected time of a step was measured before the run. Trips with short training are left out.
+    The expected time of a step was measured before the run, and again before each resume. Trips with short
+    training are left out.
     """
-    trips, step_s = record.trips, record.meta.host_step_s or 0.0
-    there_s = np.full(len(trips["client"]), step_s)
-    for node in record.meta.nodes:
+    trips, meta = record.trips, record.meta
+    there_s = np.full(len(trips["client"]), meta.host_step_s or 0.0)
+    for since_s, step_s in meta.resumed_step_s:
+        there_s[trips["arrived_s"] > since_s] = step_s
+    for node in meta.nodes:
         there_s[np.isin(trips["client"], node.peers)] = node.host_step_s
     expected_s: Seconds = (trips["steps"] * there_s)[reported]
     took: Seconds = trips["cpu_s"][reported]

@@ -150,7 +150,8 @@ def build(
             store.incident(emulated_s, None, "code", plan.code_change + since)
         codes = msgspec.convert(store.meta("earlier_code") or [], list[EarlierCode])
         before = earlier_code(codes, store.meta("code") or {}, prepared.code, core.version, core.trips)
-        store.set_meta(code=prepared.code, earlier_code=before)
+        steps = [*(store.meta("resumed_step_s") or ()), (emulated_s, prepared.host_step_s)]
+        store.set_meta(code=prepared.code, earlier_code=before, resumed_step_s=steps)
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"

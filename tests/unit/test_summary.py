@@ -69,6 +69,19 @@ def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_pat
     assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.5
 
 
+def test_the_cost_of_a_step_after_a_resume_is_relative_to_that_measured_before_the_resume(
+    tmp_path: Path,
+) -> None:
+    """The run is resumed after 3 s, and again after 5 s, on hosts that are slower than the first."""
+    with Store(tmp_path) as store:
+        store.clients([client(0)])
+        for task, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (7.0, 1.5), (8.0, 1.5))):
+            row = timed(task, 0, 1.0, steps=5, cpu_s=cpu_s)
+            store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
+        store.set_meta(clock="wall", host_step_s=0.1, resumed_step_s=[(3.0, 0.4), (5.0, 0.3)])
+    assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.0
+
+
 def test_bytes_between_nodes_are_given_per_version_and_memory_per_process_and_profile(tmp_path: Path) -> None:
     with Store(tmp_path) as store:
         store.clients([msgspec.structs.replace(client(0), memory_mib=512.0), client(1, "none-trained")])
