@@ -5,6 +5,12 @@ whose updates are all from one device profile, and the share of arrivals that ar
 than `NEAR` times the mean gap. The expected share and its 99% interval are computed from simulated runs. For
 the first share, each simulated run has the real run's arrivals in random order; for the second share, it has
 the same number of arrivals at uniformly distributed times.
+
+A share may also be above its interval because some clients are present for only a part of the run. A share
+above its interval is therefore compared again, with simulated runs in which each update arrives up to one
+trip earlier or later, at random. In these runs nearly the same clients are present at each time, but they do
+not act in phase. If the share is above their interval too, the phones act in phase, and the first comparison
+is reported.
 """
 
 from __future__ import annotations
@@ -107,12 +113,27 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
                 ),
             ),
         )
-    at_s = np.sort(arrives_s[used])
+    at_s, trip_s = arrives_s[used], trips["trip_declared_s"][used]
     uniform = _simulated(len(at_s), lambda runs: _coincident(np.sort(rng.random((runs, len(at_s))))))
-    coincident = _compared(_coincident(at_s[None]), uniform)
+    coincident = _compared(_coincident(np.sort(at_s)[None]), uniform)
     if not by_design and not trips["staleness"][used].any():
         by_design = "no update was stale, so the strategy has rounds"
-    return Phase(one_profile, coincident, by_design)
+    if by_design:
+        return Phase(one_profile, coincident, by_design)
+
+    def shifted_s(runs: int) -> npt.NDArray[np.float64]:
+        moved_s: npt.NDArray[np.float64] = at_s + trip_s * rng.uniform(-1.0, 1.0, (runs, len(at_s)))
+        return moved_s
+
+    if one_profile is not None and one_profile.in_phase:
+        shares = _simulated(
+            len(at_s), lambda runs: _one_profile(codes[np.argsort(shifted_s(runs))], starts, sizes)
+        )
+        one_profile = _unless_in_phase(_compared([one_profile.share], shares), one_profile)
+    if coincident.in_phase:
+        shares = _simulated(len(at_s), lambda runs: _coincident(np.sort(shifted_s(runs))))
+        coincident = _unless_in_phase(_compared([coincident.share], shares), coincident)
+    return Phase(one_profile, coincident)
 
 
 def _simulated(updates: int, shares: Callable[[int], list[float]]) -> list[float]:
@@ -143,6 +164,11 @@ def _coincident(at_s: npt.NDArray[np.float64]) -> list[float]:
     near[:, 1:-1] = gaps <= NEAR * gaps.mean(axis=1, keepdims=True)
     shares: list[float] = (near[:, 1:] | near[:, :-1]).mean(axis=1).tolist()
     return shares
+
+
+def _unless_in_phase(found: ObservedShare, otherwise: ObservedShare) -> ObservedShare:
+    """Return ``found``, or ``otherwise`` if ``found`` too is above its interval."""
+    return otherwise if found.in_phase else found
 
 
 def _compared(observed: list[float], simulated: Sequence[float]) -> ObservedShare:

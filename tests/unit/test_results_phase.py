@@ -84,6 +84,24 @@ def test_independent_phones_are_no_warning() -> None:
     assert sum(run.warning != "" for run in runs) <= 1
 
 
+def test_a_fleet_that_changes_over_time_is_no_warning() -> None:
+    """Phones of one model die early. They do not act in phase, but most later buffers have one model only."""
+    rng = np.random.default_rng(5)
+    sent_s, arrives_s, profiles = [], [], []
+    for phone in range(60):
+        profile, trip_s, life_s = (("a", 1.0, 15.0), ("b", 2.5, 80.0))[phone % 2]
+        at_s, dies_s = trip_s * rng.random(), min(200.0, life_s * rng.exponential())
+        while at_s < dies_s:
+            sent_s.append(at_s)
+            at_s += trip_s * math.exp(0.1 * rng.standard_normal())
+            arrives_s.append(at_s)
+            profiles.append(profile)
+    found = phase_of(made(np.array(arrives_s), np.array(sent_s), 5), np.array(profiles))  # type: ignore[arg-type]
+    assert found.one_profile.low < found.one_profile.share
+    assert found.one_profile.expected > 0.3
+    assert found.warning == ""
+
+
 def test_the_expected_share_of_buffers_of_one_profile_is_that_of_a_random_order() -> None:
     trips, profiles = fleet(np.random.default_rng(3), units=0.1, scatter=0.0, phase=True)
     found = phase_of(trips, profiles).one_profile  # type: ignore[arg-type]
