@@ -52,6 +52,7 @@ def nodes_of(address: str, experiment: Experiment, base: Path, *, quiet: bool = 
         "edgefl.hosts.ray_driver",
         address,
         str(base) if own_code(msgspec.to_builtins(experiment)) else "",
+        experiment.training.device,
     )
     try:
         with contextlib.closing(channel), contextlib.closing(_opened(channel, address)) as nodes:

@@ -76,9 +76,9 @@ class RayNode:
         return join(address, key, workers=workers)
 
 
-def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
+def main(channel_fd: int, parent_pid: int, address: str, code: str, device: str) -> None:
     """Start actors in the cluster at ``address``, and send the folder ``code`` with the user's modules to
-    them."""
+    them. ``device`` is the key ``training.device`` of the experiment."""
     become_child(parent_pid, "edgefl-ray")
     channel: Channel[Opened] = Channel.inherit(channel_fd, Opened)
     if not os.environ.get("EDGEFL_TRACEBACK"):
@@ -86,20 +86,23 @@ def main(channel_fd: int, parent_pid: int, address: str, code: str) -> None:
             os.dup2(nowhere.fileno(), 1)
             os.dup2(nowhere.fileno(), 2)
     try:
-        _drive(channel, address, code)
+        _drive(channel, address, code, int(device == "cuda"))
     except Exception as error:  # Ray raises exceptions of many types
         channel.tell(Refused(_line(error), config=True))
 
 
-def _drive(channel: Channel[Opened], address: str, code: str) -> None:
+def _drive(channel: Channel[Opened], address: str, code: str, gpus: int) -> None:
+    """Run the driver until all actors have ended. Each actor reserves ``gpus`` GPUs of its node."""
     import ray
 
     _connect(address, code)
     nodes = dict(_named(ray.nodes()))
-    actors = {name: _actor(*node) for name, node in nodes.items()}
-    absent = dict(_unavailable(actors))
-    for name in absent:
+    actors = {name: _actor(node, cores, gpus) for name, (node, cores, have) in nodes.items() if have >= gpus}
+    busy = "its cores and a GPU are not free" if gpus else "its cores are not free"
+    late = dict(_unavailable(actors, busy))
+    for name in late:
         ray.kill(actors.pop(name))  # otherwise the actor would take the node's cores later
+    absent = late | {name: "it has no GPU" for name in nodes if name not in late | actors}
     secrets = {name: os.urandom(32) for name in actors}
     if not secrets:
         why = "; ".join(f"node {name}: {why}" for name, why in absent.items()) or "none has CPU cores"
@@ -132,19 +135,20 @@ def _connect(address: str, code: str) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int]]]:
-    """Yield, for each live node with cores, a readable name and the pair (Ray's node id, number of cores).
+def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int, int]]]:
+    """Yield, for each live node with cores, a readable name and a tuple: Ray's node id, number of cores,
+    number of GPUs.
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
-    {'10.0.0.1': ('aa', 4), '10.0.0.1-2': ('bb', 4)}
+    {'10.0.0.1': ('aa', 4, 0), '10.0.0.1-2': ('bb', 4, 0)}
     """
     taken: Counter[str] = Counter()
     for node in sorted(nodes, key=lambda node: (node["NodeManagerAddress"], node["NodeID"])):
         if node["Alive"] and (cores := int(node["Resources"].get("CPU", 0))):
-            name = node["NodeManagerAddress"]
+            name, gpus = node["NodeManagerAddress"], int(node["Resources"].get("GPU", 0))
             taken[name] += 1
-            yield name if taken[name] == 1 else f"{name}-{taken[name]}", (node["NodeID"], cores)
+            yield name if taken[name] == 1 else f"{name}-{taken[name]}", (node["NodeID"], cores, gpus)
 
 
 def bracketed(host: str) -> str:
@@ -156,8 +160,11 @@ def bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host else host
 
 
-def _actor(node: str, cores: int) -> Any:
-    """Start an actor that reserves all cores of a node, so that Ray runs nothing else there meanwhile."""
+def _actor(node: str, cores: int, gpus: int) -> Any:
+    """Start an actor that reserves all cores of a node, so that Ray runs nothing else there meanwhile.
+
+    Ray hides all GPUs that an actor has not reserved from the actor and its processes.
+    """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -165,6 +172,7 @@ def _actor(node: str, cores: int) -> Any:
         ray.remote(RayNode)
         .options(
             num_cpus=cores,
+            num_gpus=gpus,
             max_restarts=RESTARTS,
             max_task_retries=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
@@ -173,14 +181,15 @@ def _actor(node: str, cores: int) -> Any:
     )
 
 
-def _unavailable(actors: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield each node on which no actor could be started, with the reason."""
+def _unavailable(actors: dict[str, Any], busy: str) -> Iterator[tuple[str, str]]:
+    """Yield each node on which no actor could be started, with the reason, which is ``busy`` if the actor did
+    not start in time."""
     import ray
 
     started = {actor.__ray_ready__.remote(): name for name, actor in actors.items()}
     done, late = ray.wait(list(started), num_returns=len(started), timeout=START_S)
     for one in late:
-        yield started[one], "its cores are not free"
+        yield started[one], busy
     for one in done:
         if why := _outcome(one, ""):
             yield started[one], why

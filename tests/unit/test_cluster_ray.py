@@ -7,12 +7,15 @@ import socket
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
 from edgefl.cli.run import _cluster_for
 from edgefl.errors import ConfigError, RunError
 from edgefl.host.channel import Channel, Refused, pair
+from edgefl.hosts import ray_driver
 from edgefl.hosts.ray import _opened
 from edgefl.hosts.ray_driver import ActorEnded, FromDriver, Opened, Placed
 from edgefl.results.store import Store
@@ -74,3 +77,40 @@ def test_an_unavailable_cluster_is_an_error_of_one_line(
     there.close()
     with pytest.raises(ConfigError, match=r"^--ray auto: no cluster answered within 60 s$"):
         _opened(here, "auto")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "reserved", "why"),
+    [
+        (0, [{"num_cpus": 4, "num_gpus": 0}, {"num_cpus": 2, "num_gpus": 0}], "its cores are not free"),
+        (1, [{"num_cpus": 2, "num_gpus": 1}], "its cores and a GPU are not free"),
+    ],
+)
+def test_actors_reserve_a_gpu_if_the_workers_train_on_gpus(
+    gpus: int,
+    reserved: list[dict[str, int]],
+    why: str,
+    ends: tuple[Channel[FromDriver], Channel[Opened]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: the actors reserved no GPU, and Ray hides GPUs that are not reserved."""
+    ray, strategies = MagicMock(), ModuleType("ray.util.scheduling_strategies")
+    strategies.NodeAffinitySchedulingStrategy = MagicMock()  # type: ignore[attr-defined]
+    modules = {"ray": ray, "ray.util": ray.util, "ray.util.scheduling_strategies": strategies}
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(ray_driver, "_connect", lambda address, code: None)
+    resources = {"10.0.0.1": {"CPU": 4.0}, "10.0.0.2": {"CPU": 2.0, "GPU": 8.0}}
+    ray.nodes.return_value = [
+        {"Alive": True, "NodeManagerAddress": name, "NodeID": name, "Resources": have}
+        for name, have in resources.items()
+    ]
+    ray.wait = lambda started, **_: ([], started)
+    ray.remote.return_value.options.return_value.remote = lambda _: SimpleNamespace(__ray_ready__=MagicMock())
+    with pytest.raises(ConfigError) as error:
+        ray_driver._drive(ends[1], "auto", "", gpus)
+    calls = [call.kwargs for call in ray.remote.return_value.options.call_args_list]
+    assert [{name: call.get(name) for name in ("num_cpus", "num_gpus")} for call in calls] == reserved
+    first = why if not gpus else "it has no GPU"
+    assert f"node 10.0.0.1: {first}" in str(error.value)
+    assert f"node 10.0.0.2: {why}" in str(error.value)
