@@ -1,4 +1,4 @@
-"""Finds which version of the user's own code made which part of a run that was resumed with changed code.
+"""Finds which version of the user's own code made which part of a run in which it changed.
 
 The user's profiles, the files that they name, and the file ``data.path`` are treated as code, keyed by path.
 """
@@ -19,7 +19,8 @@ from edgefl.results.tables import many
 def earlier_code(
     parts: Iterable[EarlierCode], last: Mapping[str, str], now: Mapping[str, str], version: int, trips: int
 ) -> list[EarlierCode]:
-    """Return the earlier code of a run that is resumed after ``version`` and ``trips`` trips.
+    """Return the earlier code of a run that is resumed, or that replaces a killed process, after ``version``
+    and ``trips`` trips.
 
     ``now`` holds the digests of the code with which the run is resumed, ``last`` the last recorded digests,
     and ``parts`` the recorded earlier code. Code that was used only after the point of resumption is left
@@ -46,7 +47,7 @@ def earlier_code(
 
 def mixed_code(records: Sequence[Record]) -> list[str]:
     """Return sentences about the user's own modules: which of them differ between runs that use them, and
-    which of them changed before a run was resumed."""
+    which of them changed during a run."""
     kinds = Counter(name for name, _ in {each for record in records for each in _digests(record).items()})
     names = listed(name for name, count in kinds.items() if count > 1)
     what = "files" if any("/" in name for name, count in kinds.items() if count > 1) else "modules"
@@ -55,17 +56,17 @@ def mixed_code(records: Sequence[Record]) -> list[str]:
 
 
 def resumed_code(record: Record) -> str:
-    """Return text that names the modules that changed before a resume, and the version and number of trips
-    after which they changed; "" if none changed.
+    """Return text that names the modules that changed before a resume, or before a killed process was
+    replaced, and the version and number of trips after which they changed; "" if none changed.
 
-    Trips that were under way when the run was interrupted may have used either code.
+    Trips that were under way when the code changed may have used either code.
     """
     codes, parts = _codes(record), record.meta.earlier_code
     changes = [
         f"after version {part.version} and {many(part.trips, 'trip')}: {listed(changed_modules(old, new))}"
         for part, (old, new) in zip(parts, pairwise(codes), strict=True)
     ]
-    return f"was resumed with changed code {'; '.join(changes)}" if changes else ""
+    return f"went on with changed code {'; '.join(changes)}" if changes else ""
 
 
 def _codes(record: Record) -> list[dict[str, str]]:

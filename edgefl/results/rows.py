@@ -226,12 +226,13 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlierCode(msgspec.Struct, frozen=True):
-    """The user's own code before it changed and the run was resumed; see `edgefl.results.own_code`."""
+    """The user's own code before it changed and the run was resumed, or a killed process was replaced; see
+    `edgefl.results.own_code`."""
 
     version: int
     trips: int
-    """The last version that this code made, and the number of trips that had ended when the run was resumed
-    with other code."""
+    """The last version that this code made, and the number of trips that had ended when the run went on with
+    other code."""
     code: dict[str, str]
     """SHA-256 digests of this code, keyed as in `Meta.code`."""
 
@@ -344,10 +345,10 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 digests of the user's own modules, profiles and data file at the last start or resume, keyed by
-    module or path."""
+    """SHA-256 digests of the user's own modules, profiles and data file, keyed by module or path. They are of
+    the last start or resume, or of the last replacement of a killed process."""
     earlier_code: list[EarlierCode] = []
-    """The code before each resume with changed code, in the order of use."""
+    """The code before each change, in the order of use."""
 
 
 TABLES: dict[str, type[msgspec.Struct]] = {

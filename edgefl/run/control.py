@@ -280,10 +280,13 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     door: str = ""
     """Address for peers on other machines, ``tcp://HOST:PORT``, where the port may be ``*``; empty if all
     peers are on this machine."""
-    code_change: str = ""
-    """A sentence that names the user's modules that have changed since the run began; "" if none has."""
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
+
+    def with_code(self, code: dict[str, str]) -> Serve:
+        """Return the plan with these digests of the user's own code; see `Prepared.code`."""
+        replace = msgspec.structs.replace
+        return replace(self, prepared=replace(self.prepared, code=code))
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):

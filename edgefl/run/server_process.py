@@ -49,6 +49,7 @@ from edgefl.host.process import allow_open_files, become_child, die_soon_after_p
 from edgefl.learning.attacks import attacking_clients
 from edgefl.learning.operations import StepWork
 from edgefl.learning.partition import Parts
+from edgefl.loading import code_change, digests
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
 from edgefl.results.own_code import earlier_code
@@ -144,14 +145,11 @@ def build(
         describe(store, plan, strategy, trips)
         store.set_meta(first_weights_sha256=buffer.weights_digest(aggregator.statistics))
     store.set_meta(status="running")
+    if plan.resume:
+        _record_code(store, prepared.code | digests(), emulated_s, core)
     if plan.resume and not plan.restarts:
-        if plan.code_change:
-            since = f", from version {core.version} on, after {many(core.trips, 'trip')}"
-            store.incident(emulated_s, None, "code", plan.code_change + since)
-        codes = msgspec.convert(store.meta("earlier_code") or [], list[EarlierCode])
-        before = earlier_code(codes, store.meta("code") or {}, prepared.code, core.version, core.trips)
         steps = [*(store.meta("resumed_step_s") or ()), (emulated_s, prepared.host_step_s)]
-        store.set_meta(code=prepared.code, earlier_code=before, resumed_step_s=steps)
+        store.set_meta(resumed_step_s=steps)
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
@@ -249,6 +247,16 @@ def _restored(
     )
 
 
+def _record_code(store: Store, code: dict[str, str], emulated_s: float, core: Core) -> None:
+    """Record the digests of the user's own code with which a run goes on, and an incident if code changed."""
+    last = store.meta("code") or {}
+    if change := code_change(last, code):
+        since = f", from version {core.version} on, after {many(core.trips, 'trip')}"
+        store.incident(emulated_s, None, "code", change + since)
+    codes = msgspec.convert(store.meta("earlier_code") or [], list[EarlierCode])
+    store.set_meta(code=code, earlier_code=earlier_code(codes, last, code, core.version, core.trips))
+
+
 def _forbids_repetition(experiment: Experiment) -> bool:
     """Return True if a repeated version or trip would get different noise.
 
@@ -299,7 +307,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
-        code=prepared.code,
+        code=prepared.code | digests(),
     )
     store.clients(_ClientRows(plan, trips))
 

@@ -343,6 +343,8 @@ class _Supervisor:
                 self._prepared = message
                 expected = self._hosts.expect(message.fingerprint, message.host_step_s)
                 self._handle_all(expected, self._hosts.name)
+            case control.Prepared(code=code):  # a new zygote has imported the user's code again
+                self._plan = self._plan.with_code(code)
             case control.Gathered(hosts=count):
                 if self._state is not State.LOADING:
                     self._grow()
@@ -525,7 +527,6 @@ class _Supervisor:
 
     def _plan_run(self, prepared: control.Prepared) -> None:
         """Choose the time scale and the workers, create the buffer, and have the zygote write version 0."""
-        clients = len(self._clients)
         self._workers = self._carried()
         shares = self._hosts.shares(self._workers)
         prepared = msgspec.structs.replace(prepared, host_step_s=max(share.step_s for share in shares))
@@ -546,12 +547,11 @@ class _Supervisor:
             load=scale.load,
             workers=self._workers,
             resume=self.resuming,
-            code_change=changed,
             states=self._view.states,
             door=self._hosts.door,
         )
         shape = shape_of(
-            self._experiment, self._strategy, prepared.size, clients, statistics=prepared.buffers
+            self._experiment, self._strategy, prepared.size, len(self._clients), statistics=prepared.buffers
         )
         self._hosts.adopt(shape)
         self._buffer = ParameterBuffer.create(shape, most_bytes=memory_limit_bytes())

@@ -8,12 +8,13 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import msgspec
 import psutil
 import pytest
 
-from edgefl import Checkpoint, Experiment, Fleet, Server, Stop
+from edgefl import Checkpoint, Clock, Experiment, Fleet, Server, Stop
 from edgefl.lab.outcome import log_problems, read_log
 from edgefl.programs.options import no_group
 from edgefl.results.record import Record
@@ -96,6 +97,31 @@ def test_acknowledged_updates_survive_a_kill_of_each_process(tmp_path: Path) -> 
     assert len(read_log(account_of(folder))) > 50
     assert log_problems(account_of(folder), folder) == []
     assert summary(folder)["incidents"]["restart"] == 4
+
+
+@pytest.mark.parametrize(("name", "clock"), [("server", "wall"), ("zygote", "wall"), ("zygote", "virtual")])
+def test_own_code_that_changed_before_a_killed_process_is_replaced_is_reported(
+    name: str, clock: Literal["wall", "virtual"], tmp_path: Path
+) -> None:
+    """Regression: the new process imported the new code, and the record did not show it."""
+    folder, mine = tmp_path / "run", tmp_path / "mine.py"
+    mine.write_text("from edgefl.strategies.fedbuff import FedBuff as Mine\n")
+    strategy = {"name": "mine:Mine", "buffer_size": 3}
+    command = running(folder, msgspec.structs.replace(long_run(), strategy=strategy, clock=Clock(kind=clock)))
+    with Record(folder) as record:
+        first = record.meta.code
+    with mine.open("a") as file:
+        file.write("# changed\n")
+    command.child(f"edgefl-{name}").kill()
+    wait_for(lambda: bool(incidents(folder, "restart")), "it was replaced", command)
+    command.interrupt()
+    command.ends(130)
+    with Record(folder) as record:
+        (before,) = record.meta.earlier_code
+    assert before.code == first
+    (row,) = incidents(folder, "code")
+    since = f"the run goes on with the new code, from version {before.version} on"
+    assert row.detail.startswith(f"your own code has changed since the run began (mine): {since}")
 
 
 def test_a_run_can_be_resumed_after_a_full_disk_two_interrupts_and_a_kill_of_all_its_processes(

@@ -312,7 +312,7 @@ def test_files_that_changed_before_a_resume_are_reported(tmp_path: Path) -> None
     assert row.detail.startswith(changed)
     write_data(data, 2)
     since = f"; of your own code and files, {data} changed since the run"
-    with pytest.raises(RunError, match=f"; the run was resumed with changed code .*: {both}{since}$"):
+    with pytest.raises(RunError, match=f"; the run went on with changed code .*: {both}{since}$"):
         verify(folder)
 
 

@@ -264,7 +264,7 @@ def test_users_modules_that_changed_before_a_resume_are_named_with_the_part_that
     changed = run(tmp_path / "1", seed=1, code={"mine": "a2"}, earlier_code=earlier)
     same = run(tmp_path / "2", seed=2, code={"mine": "a2"})
     other = run(tmp_path / "3", seed=3, code={"other": "c1"})
-    said = f"{changed} was resumed with changed code after version 3 and 30 trips: mine."
+    said = f"{changed} went on with changed code after version 3 and 30 trips: mine."
     for page in (text_of([changed, same], out=tmp_path / "out"), page_of(tmp_path / "out")):
         assert "Some of your own modules differ between runs that use them: mine." in page
         assert said in page
