@@ -8,6 +8,7 @@ versions run code from the data set.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import re
@@ -57,14 +58,29 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """Return the path of a data set's cache file, which differs for each name and each local folder."""
+    """Return the path of a data set's cache file. It differs for each name and each local folder, and changes
+    if a file in the local folder changes."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r} has no name after {PREFIX!r}; expected e.g. 'hf:cifar10'")
-    identity = f"{os.path.realpath(path) if os.path.isdir(path) else path}{colon}{configuration}"
+    identity = f"{path}{colon}{configuration}"
+    if os.path.isdir(path):
+        files = sorted(each for each in Path(path).rglob("*") if each.is_file())
+        stats = [(str(file.relative_to(path)), (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
+        identity = f"{os.path.realpath(path)}{colon}{configuration}{stats}"
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.removeprefix(PREFIX))[-80:]
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return cache_folder() / "data" / "hf" / f"{words}-{digest}.safetensors"
+
+
+def folder_digest(name: str) -> dict[str, str]:
+    """Return the SHA-256 hash of a data set that was loaded from a local folder, keyed by the folder's path.
+    Return an empty dict for other data sets."""
+    path = name.removeprefix(PREFIX).partition(":")[0]
+    if name.startswith(PREFIX) and os.path.isdir(path):
+        with contextlib.suppress(OSError), open(_file_of(name), "rb") as stream:
+            return {os.path.realpath(path): hashlib.file_digest(stream, "sha256").hexdigest()}
+    return {}
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

@@ -1,6 +1,7 @@
 """Finds which version of the user's own code made which part of a run in which it changed.
 
-The user's profiles, the files that they name, and the file ``data.path`` are treated as code, keyed by path.
+The user's profiles, the files that they name, the file ``data.path``, and a local folder ``hf:FOLDER`` are
+treated as code, keyed by path.
 """
 
 from __future__ import annotations

@@ -345,8 +345,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 digests of the user's own modules, profiles and data file, keyed by module or path. They are of
-    the last start or resume, or of the last replacement of a killed process."""
+    """SHA-256 digests of the user's own modules, profiles, and data file or folder, keyed by module or path.
+    They are of the last start or resume, or of the last replacement of a killed process."""
     earlier_code: list[EarlierCode] = []
     """The code before each change, in the order of use."""
 
