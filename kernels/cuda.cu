@@ -21,6 +21,7 @@ namespace {
 #define EF_CHUNK_BYTES (4 << 20) /* bytes of an update per copy from the host, enough to amortise the copy's latency */
 #endif
 constexpr int64_t CHUNK_BYTES = EF_CHUNK_BYTES;
+constexpr int64_t MOST = 128; /* number of vectors above which chunks are smaller, so that they fit into the memory */
 constexpr int STREAMS = 2;
 
 thread_local char message[200];
@@ -138,7 +139,8 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
     const std::lock_guard<std::mutex> guard(in_use);
     int64_t widest = count ? 1 : 4;
     for (int64_t k = 0; k < count; k++) widest = std::max(widest, size_of(u[k].dtype));
-    const int64_t chunk = CHUNK_BYTES / widest, most = std::min(n, chunk);
+    const int64_t chunk = std::max<int64_t>(TILE, CHUNK_BYTES / widest * MOST / std::max(count, MOST) / TILE * TILE);
+    const int64_t most = std::min(n, chunk);
     const int state = !step ? 0 : step->kind == EF_MOMENTUM ? 1 : 2;
     size_t lane = padded(most * 4) * (2 + 2 * state) + padded(count * sizeof *u);
     for (int64_t k = 0; k < count; k++) lane += padded(most * size_of(u[k].dtype)) + padded(blocks_of(most) * 4);
@@ -194,7 +196,7 @@ EXPORT int efc_sum_host(float *out, const float *base, const ef_update *u, int64
 EXPORT int efc_field_sum(uint32_t *out, const uint32_t *const *v, const uint64_t *w, int64_t count, int64_t n)
 {
     const std::lock_guard<std::mutex> guard(in_use);
-    constexpr int64_t FULL = CHUNK_BYTES / 4, MOST = 128; /* MOST: number of vectors above which chunks are smaller */
+    constexpr int64_t FULL = CHUNK_BYTES / 4;
     static_assert(FULL % FIELD_TILE == 0, "chunks hold whole tiles");
     const int64_t chunk = std::max<int64_t>(FIELD_TILE, FULL * MOST / std::max(count, MOST) / FIELD_TILE * FIELD_TILE);
     const size_t lane = padded(std::min(n, chunk) * 4) * (count + 1) + 2 * padded(count * 8);

@@ -101,6 +101,27 @@ def test_sums_of_several_chunks(size: int) -> None:
 
 
 @pytest.mark.usefixtures("_shim")
+def test_sums_of_many_updates_use_smaller_chunks() -> None:
+    """Regression: each update added two whole chunks to the memory, 8 MiB on a GPU."""
+    size, count = 65_536, 300
+    rng = np.random.default_rng(0)
+    updates = list(rng.integers(-128, 128, (count, size), dtype=np.int8))
+    scales = list(rng.random((count, size // kernels.SCALE_BLOCK), dtype=np.float32))
+    allocated = ctypes.c_size_t.in_dll(backend_cuda.library(), "shim_allocated")
+    made, norms = [], []
+    for backend in ("reference", "cuda"):
+        allocated.value, out, sums = 0, np.empty(size, np.float32), np.zeros(count, np.uint64)
+        weights = [0.3] * count
+        norms.append(
+            kernels.weighted_sum(out, None, updates, weights, backend, scales=scales, checksums=sums)
+        )
+        made.append((out.tobytes(), sums.tolist()))
+    assert made[0] == made[1]
+    np.testing.assert_allclose(norms[1], norms[0], rtol=1e-12)
+    assert allocated.value < count * size
+
+
+@pytest.mark.usefixtures("_shim")
 @pytest.mark.parametrize("size", [4095, 4097, 16_384, 16_385, 50_003])
 def test_masks_of_several_chunks(size: int) -> None:
     """The second sum has 600 vectors, so its chunks are smaller. In the third, elements add up to p."""

@@ -149,8 +149,10 @@ static inline cudaError_t cudaStreamSynchronize(cudaStream_t) { return cudaSucce
 static inline cudaError_t cudaHostRegister(void *, size_t, int) { return cudaSuccess; }
 static inline cudaError_t cudaHostUnregister(void *) { return cudaSuccess; }
 static inline cudaError_t cudaFree(void *p) { return free(p), cudaSuccess; }
+size_t shim_allocated; /* bytes of the last allocation */
 static inline cudaError_t cudaMalloc(char **p, size_t bytes)
 {
+    shim_allocated = bytes;
     *p = (char *)aligned_alloc(256, (bytes + 255) / 256 * 256);
     if (*p) memset(*p, 0xA5, bytes); /* nothing may rely on zeros */
     if (*p || !bytes) return cudaSuccess;
