@@ -236,9 +236,15 @@ class Record:
 
         Each metric is a float64 array with one value per row of `trips`; a missing value is NaN.
         """
-        logged = self.trips["metrics"]
-        names = sorted({name for figures in logged for name in figures})
-        return {name: np.array([figures.get(name, math.nan) for figures in logged]) for name in names}
+        (total,), start, found = *self.select("SELECT COUNT(*) FROM trips"), 0, dict[str, NDArray[Any]]()
+        for rows in self.batches("SELECT metrics FROM trips ORDER BY task"):
+            for place, (text,) in enumerate(rows, start):
+                for name, value in json.loads(text or "{}").items():
+                    if name not in found:
+                        found[name] = np.full(total, math.nan)
+                    found[name][place] = value
+            start += len(rows)
+        return dict(sorted(found.items()))
 
     @cached_property
     def versions(self) -> Columns:
