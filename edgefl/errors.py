@@ -182,6 +182,21 @@ def described(error: BaseException) -> str:
 
 
 @contextmanager
+def exit_as_error() -> Iterator[None]:
+    """Turn `SystemExit`, which would end the process, into a `RuntimeError` with the same traceback.
+
+    >>> with exit_as_error():
+    ...     raise SystemExit("no data")
+    Traceback (most recent call last):
+    RuntimeError: SystemExit: no data
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise RuntimeError(described(error)).with_traceback(error.__traceback__) from error
+
+
+@contextmanager
 def as_config_error(
     what: object, *faults: type[Exception], kind: type[ConfigError] = ConfigError
 ) -> Iterator[None]:

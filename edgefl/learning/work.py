@@ -215,13 +215,13 @@ class _Step(msgspec.Struct, frozen=True):
                 return self.count(*_copied(module, updated, meta=True))
         except ConfigError:
             raise
-        except Exception:  # e.g. data-dependent control flow, numpy, an unregistered tensor, a custom kernel
-            pass
+        except (Exception, SystemExit):
+            pass  # e.g. data-dependent control flow, numpy, an unregistered tensor, a custom kernel
         try:
             return self.count(*_copied(module, updated, meta=False))
         except ConfigError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             what = f"cannot {'run' if self.inference else 'train'} on inputs of shape {self.input_shape}"
             raise ConfigError(f"model: {what}: {described(error)}") from error
 

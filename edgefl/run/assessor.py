@@ -11,7 +11,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from edgefl.config.checks import check_measured
-from edgefl.errors import ConfigError, EdgeflError, described
+from edgefl.errors import ConfigError, EdgeflError, described, exit_as_error
 from edgefl.experiment import Experiment
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.dataset import Dataset
@@ -72,7 +72,8 @@ class Assessor:
         data, flat = self._data, self._flat
         first = flat.array.copy()
         try:
-            with torch_seed(0, flat.vector.device):  # the random streams are then as they were before
+            # `torch_seed` leaves the random streams as they were before.
+            with exit_as_error(), torch_seed(0, flat.vector.device):
                 found = evaluate(flat, data.test_x, self._test_y[:64], data.classes, loss=self._loss)
         except Exception:
             return True
@@ -103,7 +104,8 @@ class Assessor:
             beat()
 
         try:
-            with register_module_forward_pre_hook(on_forward):  # send heartbeats in the user's function too
+            # The hook sends heartbeats in the user's function too.
+            with exit_as_error(), register_module_forward_pre_hook(on_forward):
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:
                     found = found.with_metrics(self._own.measure(self._flat, data.test_x, self._test_y))

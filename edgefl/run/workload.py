@@ -20,7 +20,7 @@ from edgefl.devices.condition import Condition
 from edgefl.devices.fleet import ClientInfo, KnownClients, Trips, device_of, kinds_of
 from edgefl.devices.plan import End, TripPlan
 from edgefl.devices.profiles import own_files
-from edgefl.errors import ConfigError, EdgeflError, TrainingError, described
+from edgefl.errors import ConfigError, EdgeflError, TrainingError, described, exit_as_error
 from edgefl.experiment import Experiment, Training
 from edgefl.learning.arithmetic import Arithmetic
 from edgefl.learning.attacks import Attack, Floats
@@ -103,7 +103,7 @@ def _refusing_model(name: str, task: str = "run a training step") -> Iterator[No
         yield
     except EdgeflError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # SystemExit would end the process without a message
         package = str(Path(__file__).parents[1])
         frames = reversed(traceback.extract_tb(error.__traceback__))
         own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
@@ -320,15 +320,16 @@ class Workload:
         rule = self._own_rule(client)
         if given is None and self.needs_inputs:
             given = self._blank()
-        if given is not None:
-            self._strategy.begin_trip(self.flat.array, given)
-        if self._custom is None:
-            result = self._trainer.run(x, y, rule, rng, step, rows, steps, given)
-        else:
-            assert given is not None
-            result = self._custom.run(x, y, rows, client, trip, given, rng, step, steps, rule)
-        if given is not None:
-            self._strategy.end_trip(self.flat.array, given)
+        with exit_as_error():
+            if given is not None:
+                self._strategy.begin_trip(self.flat.array, given)
+            if self._custom is None:
+                result = self._trainer.run(x, y, rule, rng, step, rows, steps, given)
+            else:
+                assert given is not None
+                result = self._custom.run(x, y, rows, client, trip, given, rng, step, steps, rule)
+            if given is not None:
+                self._strategy.end_trip(self.flat.array, given)
         if self.experiment.data.growth is not None and result.counted is None:
             return result._replace(counted=len(rows))
         return result
@@ -408,7 +409,8 @@ class Workload:
         data, rows, rule = self.data, self._rows[client][:most], self._own_rule(client)
         if self._custom is None:
             rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
-            self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows)
+            with exit_as_error():
+                self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows)
         else:
             given = self._blank()._replace(version=version)
             self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, done, rule=rule)

@@ -173,6 +173,17 @@ def test_a_model_that_fails_on_the_test_examples_is_one_line(monkeypatch: pytest
     assert scores == NO_SCORES
 
 
+def test_sys_exit_in_a_model_is_a_problem_of_the_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = workload()
+
+    def exits(*_: object) -> None:
+        raise SystemExit("no")
+
+    measured.flat.module.register_forward_pre_hook(exits)
+    found, _ = measured.assess(0, lambda: None)
+    assert found.problem == "the model cannot be evaluated: RuntimeError: SystemExit: no"
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [

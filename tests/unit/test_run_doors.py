@@ -33,7 +33,21 @@ class Fails(nn.Linear):
 def fails(input_shape, classes):
     return Fails(64, classes)
 
+class Exits(nn.Linear):
+    def forward(self, x):
+        if self.training and len(x) == 1:
+            raise SystemExit("one")
+        return super().forward(x.flatten(1))
+
+def exits(input_shape, classes):
+    return Exits(64, classes)
+
 import torch
+from edgefl.strategies.fedbuff import FedBuff
+
+class ExitsAtStart(FedBuff):
+    def begin_trip(self, model, given):
+        raise SystemExit("early")
 torch.set_num_threads(2)
 
 class Threads(nn.Linear):
@@ -76,6 +90,7 @@ def made(folder: Path, name: str, batch_size: int = 8, **arguments: int) -> Work
         ("outputs", {"count": 7}, r"training step: IndexError: Target \d is out of bounds"),
         ("normalized", {}, "training step: ValueError: Expected more than 1 value per channel"),
         ("fails", {}, r"training step \(doors_models.py:13\): ZeroDivisionError: one"),
+        ("exits", {}, r"training step \(doors_models.py:22\): RuntimeError: SystemExit: one"),
     ],
 )
 def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
@@ -86,6 +101,16 @@ def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
     with pytest.raises(ConfigError, match=line) as found:
         made(tmp_path, name, **arguments).prepared()
     assert "\n" not in str(found.value)
+
+
+def test_sys_exit_in_a_strategys_begin_trip_is_an_error_of_the_trip(tmp_path: Path) -> None:
+    """Otherwise, the process ends, and the trip's client counts as dead."""
+    (tmp_path / "doors_models.py").write_text(MODELS)
+    strategy = {"name": "doors_models:ExitsAtStart", "buffer_size": 1}
+    experiment = Experiment(fleet=Fleet(devices={"pi-4": 3}), strategy=strategy, stop=Stop(versions=1))
+    workload = Workload(experiment, fleet_of(experiment), tmp_path)
+    with pytest.raises(RuntimeError, match=r"^SystemExit: early$"):
+        workload.train(0, 0, None)
 
 
 def test_a_model_that_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
