@@ -81,7 +81,8 @@ class Attack:
         base: Sequence[str | Path] = (),
     ) -> None:
         self._rules, self._seed = rules, seed
-        self._clients = frozenset(attacking_clients(rules, clients, seed))
+        self.clients = frozenset(attacking_clients(rules, clients, seed))
+        """The clients that attack."""
         self._z = 0.0
         self._function: AttackFunction | None = None
         self._flipped: Any = None
@@ -97,18 +98,18 @@ class Attack:
                 raise ConfigError("fleet.attackers.kind: 'label-flip' needs data with one class per example")
             self._flipped = data.outputs - 1 - data.labels
         elif rules.kind == "alie":
-            self._z = _alie_z_of(rules, clients, len(self._clients))
+            self._z = _alie_z_of(rules, clients, len(self.clients))
         elif rules.kind not in KINDS:
             have = [*KINDS, "my_module:attack"]
             raise ConfigError(f"fleet.attackers.kind: {unknown('attack', rules.kind, have)}")
 
     def targets(self, client: int, honest: Any) -> Any:
         """Return the client's training targets: ``honest``, or other classes if the client flips labels."""
-        return self._flipped if self._flipped is not None and client in self._clients else honest
+        return self._flipped if self._flipped is not None and client in self.clients else honest
 
     def replaces_update(self, client: int) -> bool:
         """Return True if the client sends something other than the result of its training."""
-        return client in self._clients and self._flipped is None
+        return client in self.clients and self._flipped is None
 
     def colluders(self, client: int, trip: int) -> list[int]:
         """Return up to 7 other attackers on whose data an ``alie`` attacker also trains, drawn for each trip.
@@ -116,9 +117,9 @@ class Attack:
         The client trains on the data of each of these attackers separately, always from the version that it
         downloaded. The list is empty for other clients and other attacks.
         """
-        if not self._z or client not in self._clients:
+        if not self._z or client not in self.clients:
             return []
-        others = sorted(self._clients - {client})
+        others = sorted(self.clients - {client})
         count = min(MAX_COLLUDERS, len(others))
         drawn = stream(self._seed, "colluders", client, trip).choice(others, count, replace=False)
         return sorted(drawn.tolist())
@@ -130,7 +131,7 @@ class Attack:
         """
         if self._function is not None:
             try:
-                self.change(np.ones(size, np.float32), np.zeros(size, np.float32), min(self._clients), 0)
+                self.change(np.ones(size, np.float32), np.zeros(size, np.float32), min(self.clients), 0)
             except TrainingError as error:
                 raise ConfigError(str(error)) from error
 

@@ -490,8 +490,8 @@ class Workload:
     def _outputs_remark(self) -> str:
         """Return a remark if the model has more outputs than the data have classes, otherwise "".
 
-        Raises `ConfigError` if the model has no output for a client's class, because cross entropy would fail
-        on the client's trips.
+        Raises `ConfigError` if the model has no output for a class with which a client trains, because cross
+        entropy would fail on the client's trips.
         """
         data, module = self.data, self.flat.module
         if data.classes is None or data.target_shape:
@@ -504,9 +504,11 @@ class Workload:
         if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
             return ""
         count, largest = outputs.shape[1], int(data.train_y[self._rows.rows].max())
+        for client in self.attack.clients:  # with 'label-flip', they train with other classes
+            largest = max(largest, int(self.attack.targets(client, data.train_y)[self._rows[client]].max()))
         if count <= largest and self._custom is None and self.experiment.training.loss == "cross_entropy":
             has = f"{count} outputs, for the classes 0 to {count - 1}"
-            raise ConfigError(f"model.name: {name!r} has {has}, but a client has class {largest}")
+            raise ConfigError(f"model.name: {name!r} has {has}, but a client trains with class {largest}")
         if count <= data.classes:
             return ""
         return f"model {name!r} has {count} outputs for {data.classes} classes"

@@ -276,7 +276,7 @@ def test_attackers_that_replace_their_update_add_no_noise() -> None:
     for kind, noisy in (("sign-flip", False), ("label-flip", True)):
         fleet = edgefl.Fleet(devices={"pixel-4": 5}, attackers=Attackers(share=0.2, kind=kind))
         with phones(fleet=fleet) as parts:
-            (attacker,) = parts[1].attack._clients
+            (attacker,) = parts[1].attack.clients
             for client in range(5):
                 sent = upload(parts, "small", client, 0)[0]
                 assert (float(np.std(sent)) > L) == (noisy or client != attacker)

@@ -12,6 +12,7 @@ import torch
 from edgefl import Data, Experiment, Fleet, Model, Stop, Training, kernels
 from edgefl.devices.fleet import fleet_of
 from edgefl.errors import ConfigError
+from edgefl.experiment import Attackers
 from edgefl.run import zygote
 from edgefl.run.workload import Workload
 
@@ -136,7 +137,25 @@ def test_a_class_without_an_output_is_refused_even_if_it_is_not_in_the_trial_ste
         training=Training(epochs=1),
         stop=Stop(versions=1),
     )
-    with pytest.raises(ConfigError, match="has 7 outputs, for the classes 0 to 6, but a client has class 9"):
+    with pytest.raises(
+        ConfigError, match="has 7 outputs, for the classes 0 to 6, but a client trains with class 9"
+    ):
+        Workload(experiment, fleet_of(experiment), tmp_path).prepared()
+
+
+def test_a_class_without_an_output_is_refused_if_only_attackers_that_flip_labels_train_with_it(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "doors_models.py").write_text(MODELS)
+    experiment = Experiment(
+        seed=1,  # the client of the trial step is honest
+        fleet=Fleet(devices={"pi-4": 4}, attackers=Attackers(share=0.25, kind="label-flip")),
+        data=Data(partition="by-device", labels={"pi-4": [0, 1, 2, 3, 4]}),
+        model=Model(name="doors_models:outputs", args={"count": 5}),
+        training=Training(epochs=1),
+        stop=Stop(versions=1),
+    )
+    with pytest.raises(ConfigError, match="has 5 outputs, for the classes 0 to 4, but a client trains with"):
         Workload(experiment, fleet_of(experiment), tmp_path).prepared()
 
 
