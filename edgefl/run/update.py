@@ -96,12 +96,15 @@ class UpdateMaker:
             if not self._workload.protects or not of_training(error):
                 raise
             result = self._workload.fail(start, reason(error))
-        if cut is not None and (cut.gain != 1.0 or cut.per_step):
-            # The gain does not apply to the running statistics, the last elements of the model.
-            weights = slice(self._size - self._workload.flat.buffers)
-            trained = self._workload.flat.array[weights]
-            amplify(trained, start[weights], cut.gain, cut.per_step, result.steps)
-        if not_finite := self._workload.finish_update(client, trip, start, done):
+
+        def apply_gain(model: Floats, made: int) -> None:
+            if cut is not None and (cut.gain != 1.0 or cut.per_step):
+                # The gain does not apply to the running statistics, the last elements of the model.
+                weights = slice(self._size - self._workload.flat.buffers)
+                amplify(model[weights], start[weights], cut.gain, cut.per_step, made)
+
+        apply_gain(self._workload.flat.array, result.steps)
+        if not_finite := self._workload.finish_update(client, trip, start, done, steps, apply_gain):
             result = result._replace(failed=result.failed or not_finite)
         if self._own:
             old, new = (self._buffer.kept(client, new=side)[: self._own] for side in (False, True))

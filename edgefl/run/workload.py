@@ -346,14 +346,21 @@ class Workload:
         return rows[order[: self._trips.data.held(client, trip)]]
 
     def finish_update(
-        self, client: int, trip: int, base: Floats, done: Callable[[float], None] | None
+        self,
+        client: int,
+        trip: int,
+        base: Floats,
+        done: Callable[[float], None] | None,
+        steps: int | None = None,
+        amplify: Callable[[Floats, int], None] | None = None,
     ) -> str:
         """Change the trained model in `flat` into the model that the client sends.
 
         ``base`` is the model that the client downloaded. An attack on updates changes the attackers' updates;
         all other clients clip their update and add noise if the experiment has local noise. ``done`` is
-        called with 0 after each training step of an attack. Return the reason why only noise is sent, or
-        "" if the update is sent.
+        called with 0 after each training step of an attack. If the strategy ends trips early, an attack
+        trains for ``steps`` steps too, and ``amplify(model, steps)`` applies the strategy's gain to the
+        models that it trains. Return the reason why only noise is sent, or "" if the update is sent.
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
@@ -366,7 +373,9 @@ class Workload:
             for other in colluders:
                 np.copyto(flat, base)
                 rng = stream(self.experiment.seed, "collusion", client, trip, other)
-                self._train_apart(other, rng, done=step)
+                made = self._train_apart(other, rng, done=step, steps=steps)
+                if amplify is not None:
+                    amplify(flat, made)
                 others.append(flat - base)
             np.copyto(flat, own)
         self.attack.change(flat, base, client, trip, others)
@@ -400,8 +409,11 @@ class Workload:
         version: int = 0,
         done: Callable[[int], None] | None = None,
         most: int | None = None,
-    ) -> None:
+        steps: int | None = None,
+    ) -> int:
         """Train the model in `flat` on the client's examples (at most ``most`` of them), outside any trip.
+
+        If ``steps`` is given, train for this number of steps. Return the number of steps.
 
         The vectors that clients keep between trips are not available: SGD ignores them, and the user's
         function receives zeros.
@@ -410,10 +422,10 @@ class Workload:
         if self._custom is None:
             rule = replace(rule, terms=replace(rule.terms, control=None, linear=None))
             with exit_as_error():
-                self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows)
-        else:
-            given = self._blank()._replace(version=version)
-            self._custom.run(data.train_x, data.train_y, rows, client, 0, given, rng, done, rule=rule)
+                return self._trainer.run(data.train_x, data.train_y, rule, rng, done, rows, steps).steps
+        given = self._blank()._replace(version=version)
+        x, y = data.train_x, data.train_y
+        return self._custom.run(x, y, rows, client, 0, given, rng, done, steps, rule).steps
 
     def settle(self) -> None:
         """Move the model to the CPU or GPU on which this process computes from now on."""

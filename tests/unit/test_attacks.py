@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,13 @@ from edgefl.errors import ConfigError, TrainingError
 from edgefl.experiment import Attackers
 from edgefl.learning.attacks import Attack, alie_z, attacking_clients
 from edgefl.learning.data import load_data
+from edgefl.parameters.buffer import ParameterBuffer
+from edgefl.run.demands import shape_of
+from edgefl.run.update import UpdateMaker
 from edgefl.run.workload import Workload
 from edgefl.seeds import stream
+from edgefl.strategies import resolve
+from edgefl.strategies.base import Until
 
 DIGITS = load_data(edgefl.Data(name="digits"), 0, [])
 
@@ -198,6 +203,35 @@ def test_alie_sends_the_attackers_mean_update_minus_z_deviations(tmp_path: Path)
             expected = trained(other).copy()
             workload.finish_update(other, 3, base, None)
             np.testing.assert_array_equal(flat - base, expected)
+
+
+def test_alie_attackers_train_as_long_as_their_trip_and_with_its_gain(tmp_path: Path) -> None:
+    """FAVANO and QuAFL end trips at a poll, and FAVANO multiplies the progress of each trip by a gain."""
+    fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
+    wanted = edgefl.Experiment(
+        data=edgefl.Data(name="digits"),
+        model=edgefl.Model(name="mlp", args={"hidden": [8]}),
+        fleet=fleet,
+        stop=edgefl.Stop(versions=1),
+    )
+    wanted = config.validate(wanted, tmp_path)
+    workload = Workload(wanted, fleet_of(wanted), tmp_path)
+    shape = shape_of(wanted, resolve(wanted.strategy), workload.flat.size, 12)
+    flat, base = workload.flat.array, workload.flat.array.copy()
+    client, *_ = attackers = attacking_clients(fleet.attackers, 12, 0)
+    until, updates = Until(at_s=3.0, gain=4.0, per_step=True), []
+    for one in attackers:
+        np.copyto(flat, base)
+        x, y, rows = workload.data.train_x, workload.data.train_y, workload._rows[one]
+        name = "batches" if one == client else "collusion"
+        rng = stream(0, name, client, 3, *[one] * (one != client))
+        workload._trainer.run(x, y, workload.rule, rng, rows=rows, steps=2)
+        updates.append((flat - base) * np.float32(2.0))  # the gain, divided by two steps
+    expected = np.mean(updates, axis=0) - 1.5 * np.std(updates, axis=0)
+    np.copyto(flat, base)
+    with closing(ParameterBuffer.create(shape)) as buffer:
+        UpdateMaker(workload, buffer).train(client, 3, 0, base, None, until, 2)
+    np.testing.assert_allclose(flat - base, expected, rtol=1e-3, atol=1e-6)
 
 
 def test_each_trip_draws_at_most_seven_colluders() -> None:
