@@ -124,6 +124,23 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
     return {**moved, **a_version}
 
 
+def _transferred(record: Record) -> dict[str, int]:
+    """Return the numbers of bytes that clients downloaded and uploaded, counted as in `energy_of`.
+
+    If the strategy schedules transfers separately (DeFedAvg), one download is counted for each version from
+    which a client trained and, with `Strategy.uploads_on_demand`, one upload for each applied update.
+    """
+    trips, meta = record.trips, record.meta
+    down, up = (trips[f"{way}_bytes"].clip(min=0) for way in ("down", "up"))
+    if meta.apart_s:
+        whole = down > 0
+        pairs = np.stack([trips["client"][whole], trips["base_version"][whole]])
+        down = down[whole][np.unique(pairs, axis=1, return_index=True)[1]]
+    if meta.uploads_on_demand:
+        up = up[trips["fate"] == "applied"]
+    return {"down": int(down.sum()), "up": int(up.sum())}
+
+
 def _real_devices(record: Record) -> list[dict[str, Any]]:
     """Return each real device's measured training time, the time in its profile, and the ratio of the two."""
     trips, found = record.trips, []
@@ -247,7 +264,7 @@ def summarize(run: Record | str | Path) -> dict[str, Any]:
         "availability": attendance_of(record, emulated_s),
         "incidents": dict(sorted(Counter(row.kind for row in record.incidents).items())),
         "energy": energy_of(record),
-        "bytes": {way: int(trips[f"{way}_bytes"].clip(min=0).sum()) for way in ("down", "up")},
+        "bytes": _transferred(record),
         "memory": _memory(record),
         "nodes": [msgspec.to_builtins(node) for node in meta.nodes],
         "network": _network(meta.network),

@@ -174,6 +174,24 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
     assert "moto-g4 lte 2 1 26 " in page
 
 
+def test_bytes_of_defedavg_are_those_of_the_downloaded_versions_and_the_applied_updates(
+    tmp_path: Path,
+) -> None:
+    """Its clients may train twice from one version, and an update that is replaced is not uploaded."""
+    apart = {"pixel-4": {"lte": (1.0, 1.0)}, "moto-g4": {"lte": (1.0, 1.0)}}
+    for on_demand in (True, False):
+        folder = write_run(tmp_path / str(on_demand), trips=60, apart_s=apart, uploads_on_demand=on_demand)
+        with Store(folder) as store:
+            for task, base in ((60, 40), (61, 40), (62, 41)):
+                times = {"arrived_s": 60.0, "down_bytes": 9, "up_bytes": 9}
+                store.trip(trip(task, 0, 59.0, base_version=base, fate="discarded", **times))
+        found = summarize(folder)["bytes"]
+        assert found["up"] == (60 if on_demand else 63) * 9
+        with Record(folder) as record:
+            pairs = {(row[0], row[1]) for row in record.trips.rows("client", "base_version")}
+        assert found["down"] == len(pairs) * 9 < 63 * 9
+
+
 def test_a_run_with_large_errors_is_invalid_and_its_report_has_the_reason(tmp_path: Path) -> None:
     found = summarize(write_run(tmp_path, evaluations=False, error=0.5))["fidelity"]
     assert found["valid"] is False
