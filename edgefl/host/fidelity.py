@@ -105,8 +105,11 @@ def assess(
     time_scale: float = 1.0,
     lateness_s: npt.ArrayLike | None = None,
     conditions: Conditions | None = None,
+    emulates: bool = True,
 ) -> Fidelity:
     """Judge a run from its finished trips.
+
+    A run without trips is INVALID, unless ``emulates`` is False: all its clients are real devices.
 
     ``profiles`` holds each trip's device profile; ``declared_s`` and ``achieved_s`` map each of `QUANTITIES`
     to a float64 array of the same length, in emulated seconds (NaN where a trip lacks one of `MAY_LACK`).
@@ -152,9 +155,9 @@ def assess(
         if (phase := _phase(name, quantity, columns[quantity], names == name, time_scale))
     ]
     phases.sort(key=lambda one: (-one.excess, -one.p95_abs_error))
-    if not trips:
+    if not trips and emulates:
         reasons.append("no trip was measured")
-    elif not errors.size:
+    elif trips and not errors.size:
         reasons.append(f"no trip took {RESOLUTION_WALL_S * 1e3:g} ms of wall time: too short to measure")
     sums = {name: by_quantity[what].mean_error for what, name in SUMMED.items() if what in by_quantity}
     sums["training"] = training.mean_error

@@ -77,8 +77,9 @@ def spread(values: NDArray[Any]) -> dict[str, Any]:
 def fidelity_of(record: Record) -> dict[str, Any]:
     """Return the errors of the trips' times and a verdict on the run: the fields of `host.fidelity.Fidelity`.
 
-    Only trips that reported their times are judged; ``unmeasured`` counts the other completed trips. Under
-    the virtual clock, times are computed, so the state of the host is ignored.
+    Only trips that reported their times are judged; ``unmeasured`` counts the other completed trips. If all
+    trips were made by real devices, only the state of the host is judged. Under the virtual clock, times are
+    computed, so the state of the host is ignored.
     """
     trips, meta = record.trips, record.meta
     virtual = meta.clock == "virtual"
@@ -99,6 +100,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
         time_scale=_EXACT_SCALE if virtual else meta.time_scale,
         lateness_s=late[~np.isnan(late)],
         conditions=None if virtual else Conditions(step_cost=_step_cost(record, reported), **measured),
+        emulates=not own_pace.all() or not len(own_pace),
     )
     fields = _plain(msgspec.to_builtins(found))
     conditions = fields.pop("conditions")

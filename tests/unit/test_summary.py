@@ -59,6 +59,23 @@ def test_after_its_real_device_is_lost_a_client_is_emulated_and_judged(tmp_path:
     assert (real["trips"], real["ratio"]["median"], found["fidelity"]["trips"]) == (1, 2.0, 3)
 
 
+def test_a_run_on_real_devices_only_is_judged_by_the_state_of_the_host(tmp_path: Path) -> None:
+    for load, reasons in ((0.5, []), (0.95, ["host load 95.0%, at most 90% is allowed"])):
+        folder = tmp_path / str(load)
+        folder.mkdir()
+        with Store(folder) as store:
+            store.clients([client(0, "pi-4")])
+            store.trip(timed(0, 0, 1.5))
+            store.set_meta(clock="wall", load=load, nodes=[node([0], as_is=True)])
+        fidelity = summarize(folder)["fidelity"]
+        assert (fidelity["valid"], fidelity["trips"], list(fidelity["reasons"])) == (not reasons, 0, reasons)
+        text = " ".join(printed(summary_table(summarize(folder), folder)).split())
+        assert (" VALID, no trip was timed" in text) is not bool(reasons)
+    with Store(tmp_path) as store:
+        store.set_meta(clock="wall", nodes=[node([0], as_is=True)])
+    assert list(summarize(tmp_path)["fidelity"]["reasons"]) == ["no trip was measured"]
+
+
 def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_path: Path) -> None:
     """A step takes 0.1 s on this host and 0.4 s on the node. Trips without steps or CPU time are left out."""
     with Store(tmp_path) as store:
