@@ -64,6 +64,8 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     """L2 distance from the base version to the current version; see `edgefl.strategies.Update`."""
     failed: str = ""
     """With local noise, the reason why the update consists of noise only; empty for a normal update."""
+    allowed: int | None = None
+    """Number of steps that the end of the trip allowed, if training made fewer; otherwise None."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

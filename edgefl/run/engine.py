@@ -300,6 +300,7 @@ class Engine:
             norm,
             distance,
             result.failed,
+            result.allowed,
         )
 
     def _decide(self, event: Event) -> list[Action]:

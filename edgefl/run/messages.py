@@ -138,6 +138,8 @@ class TaskResult(_Message, frozen=True, tag=23):
     """Times that a client has measured; None from a worker, which computes at full speed."""
     clipped: Count = 0
     """Number of elements of the update that ``server.secure.clip`` limited."""
+    allowed: Count | None = None
+    """Number of steps that the end of the trip allowed, if training made fewer; otherwise None."""
 
     def measured(self) -> TripTimes:
         """Return the measured times. Raises `WireError` if they are missing."""

@@ -64,6 +64,7 @@ class UpdateMaker:
             self._plain = False
         self._sum: int | None = None
         self._clipped = 0
+        self._allowed: int | None = None
         self._size, shape = workload.flat.size, buffer.shape
         self._blocks = blocks(self._size, len(workload.vectors))
         self._own = self._size * len(workload.client_vectors)
@@ -96,6 +97,7 @@ class UpdateMaker:
             if not self._workload.protects or not of_training(error):
                 raise
             result = self._workload.fail(start, reason(error))
+        self._allowed = None if result.steps == steps else steps
 
         def apply_gain(model: Floats, made: int) -> None:
             if cut is not None and (cut.gain != 1.0 or cut.per_step):
@@ -206,6 +208,7 @@ class UpdateMaker:
             order=task.order,
             times=times,
             clipped=self._clipped,
+            allowed=self._allowed,
         )
 
     def _parts(self, raw: Raw) -> tuple[Update, Floats | None]:

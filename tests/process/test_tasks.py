@@ -138,3 +138,32 @@ def test_an_evaluation_that_fails_during_the_run_loses_only_its_own_measures(tmp
     assert [row.metrics for row in rows] == [{"third": 1.0}, {}, {"third": -1.0}, {"third": -0.5}]
     assert all(np.isfinite(row.accuracy) for row in rows)
     assert incident.detail.startswith("version 4: evaluation.function: 'failing_later:evaluate' raised Zero")
+
+
+FEWER = """
+import torch
+
+def train(model, examples, context):
+    scale = 1 - 0.01 * context.left
+    for x, y in examples.batches():
+        context.criterion(model(x), y).backward()
+        context.step(len(y))
+        break
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(scale)
+"""
+
+
+def test_verify_repeats_trips_that_make_fewer_steps_than_a_poll_allows(tmp_path: Path) -> None:
+    """The result depends on the number of steps that the trip allows."""
+    (tmp_path / "fewer.py").write_text(FEWER)
+    wanted = virtual(
+        strategy={"name": "favano", "participants": 2, "interval_s": 5.0},
+        training=Training(function="fewer:train"),
+        stop=Stop(versions=4),
+    )
+    supervisor.run(wanted, tmp_path / "run", quiet=True, base=tmp_path)
+    with Record(tmp_path / "run") as record:
+        assert record.trips["steps"].max() == 1
+    assert verify(tmp_path / "run", code=tmp_path).versions == 4
