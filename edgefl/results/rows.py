@@ -252,6 +252,17 @@ class SecureCost(msgspec.Struct, frozen=True):
     """Time to mask an update, in emulated seconds, keyed by profile."""
 
 
+class Resume(msgspec.Struct, frozen=True):
+    """A resume of the run, perhaps on another host or on other nodes."""
+
+    at_s: float
+    """Emulated time at which the run continued."""
+    host_step_s: float
+    """CPU time of one training step, in seconds, measured before the resume; see `Meta.host_step_s`."""
+    nodes: int
+    """Number of entries in `Meta.nodes` at the resume; these nodes left the run before it."""
+
+
 class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """Data about the whole run. In the table ``meta``, each field is a row: see `Store.set_meta`."""
 
@@ -321,9 +332,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """True if clients uploaded only the updates that a version used (`Strategy.uploads_on_demand`)."""
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
-    resumed_step_s: list[tuple[float, float]] = []
-    """For each resume of the run: the emulated time at which the run continued, and the CPU time of one
-    training step in seconds, measured before the resume. The host may have changed."""
+    resumes: list[Resume] = []
     load: float | None = None
     used: float | None = None
     others: float | None = None

@@ -31,7 +31,7 @@ from edgefl.results.groups import (
 )
 from edgefl.results.phase import phase_of
 from edgefl.results.record import Record
-from edgefl.results.rows import FATES, EvaluationRow, SecureCost
+from edgefl.results.rows import FATES, EvaluationRow, Resume, SecureCost
 from edgefl.results.run_folder import SUMMARY_FILE
 from edgefl.results.spending import Spending, spending, summary_of
 
@@ -167,15 +167,18 @@ def _real_devices(record: Record) -> list[dict[str, Any]]:
 def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     """Return the median, over trips, of the training's CPU time divided by the time expected for its steps.
 
-    The expected time of a step was measured before the run, and again before each resume. Trips with short
-    training are left out.
+    The expected time of a step was measured on the trip's host before the run, or before the last resume
+    that preceded the trip. Trips with short training are left out.
     """
     trips, meta = record.trips, record.meta
-    there_s = np.full(len(trips["client"]), meta.host_step_s or 0.0)
-    for since_s, step_s in meta.resumed_step_s:
-        there_s[trips["arrived_s"] > since_s] = step_s
-    for node in meta.nodes:
-        there_s[np.isin(trips["client"], node.peers)] = node.host_step_s
+    there_s = np.empty(len(trips["client"]))
+    parts = [Resume(-math.inf, meta.host_step_s or 0.0, 0), *meta.resumes]
+    ends = [*(part.nodes for part in parts[1:]), len(meta.nodes)]
+    for part, end in zip(parts, ends, strict=True):
+        its = ~(trips["arrived_s"] <= part.at_s)  # a later part overwrites its own trips
+        there_s[its] = part.host_step_s
+        for node in meta.nodes[part.nodes : end]:
+            there_s[its & np.isin(trips["client"], node.peers)] = node.host_step_s
     expected_s: Seconds = (trips["steps"] * there_s)[reported]
     took: Seconds = trips["cpu_s"][reported]
     judged = (expected_s >= _LONG_TRAINING_S) & ~np.isnan(took)

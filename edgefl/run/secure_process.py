@@ -15,9 +15,10 @@ from typing import Any
 
 import msgspec
 
-from edgefl import failpoints
+from edgefl import failpoints, kernels
 from edgefl.errors import RunError
 from edgefl.experiment import Experiment
+from edgefl.host.capacity import most_workers
 from edgefl.host.channel import Channel, Closed, Refused
 from edgefl.host.children import end_child, exit_of
 from edgefl.host.process import become_child, start_process
@@ -102,6 +103,7 @@ class SecureProcess:
 
 def main(channel_fd: int, parent_pid: int) -> int:
     become_child(parent_pid, "edgefl-secure")
+    kernels.set_threads(min(kernels.threads(), most_workers()))  # see `server_process._serve`
     channel: Channel[Begin | SumRequest] = Channel.inherit(channel_fd, Begin | SumRequest)
     try:
         begin = channel.receive()

@@ -53,7 +53,7 @@ from edgefl.loading import code_change, digests
 from edgefl.parameters.buffer import ParameterBuffer
 from edgefl.privacy.source import Source, source_of
 from edgefl.results.own_code import earlier_code
-from edgefl.results.rows import ClientRow, EarlierCode, SecureCost
+from edgefl.results.rows import ClientRow, EarlierCode, Resume, SecureCost
 from edgefl.results.store import Store
 from edgefl.results.tables import many
 from edgefl.results.tail import Tail
@@ -148,8 +148,8 @@ def build(
     if plan.resume:
         _record_code(store, prepared.code | digests(), emulated_s, core)
     if plan.resume and not plan.restarts:
-        steps = [*(store.meta("resumed_step_s") or ()), (emulated_s, prepared.host_step_s)]
-        store.set_meta(resumed_step_s=steps)
+        here = Resume(emulated_s, prepared.host_step_s, len(store.meta("nodes") or ()))
+        store.set_meta(resumes=[*(store.meta("resumes") or ()), here])
     if plan.restarts:
         from_here = f"from version {core.version} with {many(len(core.held), 'held update')}"
         what = f"the {plan.killed} was killed: the run goes on {from_here}"
@@ -420,7 +420,7 @@ def _require_descriptors(peers: int, *, door: bool = False) -> None:
 
 
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
-    # With more threads than cores, a sum uses up the CPU quota early in its period and stops the whole run.
+    # With more threads than the CPU quota allows, a sum uses it up early in each period, which stops the run.
     kernels.set_threads(min(kernels.threads(), most_workers()))
     try:
         _require_descriptors(plan.workers + 1, door=bool(plan.door))

@@ -19,6 +19,7 @@ import pytest
 
 from edgefl import Clock, Experiment, Fleet, Model, Server, Stop
 from edgefl.hosts.nodes import Nodes, opened
+from edgefl.results.record import Record
 from edgefl.results.result import Result
 from edgefl.run import supervisor
 
@@ -129,6 +130,9 @@ def test_nodes_end_with_the_run_which_can_be_resumed_on_others(
         figures = supervisor.resume(tmp_path / "run", quiet=True, hosts=nodes).summary()
     joined.ends(0)
     assert figures["model_sha256"] == alone
+    with Record(tmp_path / "run") as record:
+        (resume,) = record.meta.resumes
+    assert resume.nodes == (0 if says else 2)  # a run that is killed does not record its nodes
 
 
 def read_address(command: Command) -> str:

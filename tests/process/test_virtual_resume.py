@@ -266,8 +266,8 @@ def test_own_code_that_changed_before_a_resume_is_reported(tmp_path: Path) -> No
     assert not {"torch", "json", "edgefl"} & set(first := meta_of(folder).code)
     (tmp_path / "helper.py").write_text("SIZE = 8 * 8\n")
     changed = "your own code has changed since the run began (helper): the run goes on with the new code"
-    for resumes, has_changed in ((1, True), (2, False)):  # before the second resume nothing has changed
-        assert (changed in resumed(folder), len(meta_of(folder).resumed_step_s)) == (has_changed, resumes)
+    for times, has_changed in ((1, True), (2, False)):  # before the second resume nothing has changed
+        assert (changed in resumed(folder), len(meta_of(folder).resumes)) == (has_changed, times)
         (before_it,) = meta_of(folder).earlier_code
         assert before_it.code == first
         assert 0 < before_it.version <= before_it.trips

@@ -21,7 +21,7 @@ import pytest
 from edgefl import kernels
 from edgefl.errors import RunError
 from edgefl.host.channel import Channel, Closed, pair
-from edgefl.run import server_process
+from edgefl.run import secure_process, server_process
 from tests.patience import Patience
 
 BOUND_S = 20.0
@@ -314,19 +314,28 @@ def test_too_few_descriptors_are_an_error_and_not_an_abort_of_libzmq(monkeypatch
         server_process._require_descriptors(300)
 
 
+@pytest.mark.parametrize("secure", [False, True])
 def test_the_servers_kernels_use_no_more_threads_than_a_cpu_quota_allows(
-    monkeypatch: pytest.MonkeyPatch, ends: Ends
+    monkeypatch: pytest.MonkeyPatch, ends: Ends, secure: bool
 ) -> None:
+    """This also applies to the process that unmasks or decrypts sums."""
+
     def refuse(*_: object, **__: object) -> None:
         raise RunError("enough")
 
     monkeypatch.setattr(server_process, "_require_descriptors", refuse)
+    monkeypatch.setattr(secure_process, "become_child", lambda *_: None)
+    monkeypatch.setattr(secure_process.Channel, "inherit", lambda *_: ends[0])
     monkeypatch.setattr("edgefl.host.capacity.cpu_quota", lambda: 1.5)
     monkeypatch.setattr("edgefl.kernels.selection.usable_cores", lambda: 8)
     monkeypatch.setattr("edgefl.host.capacity.usable_cores", lambda: 8)
     kernels.set_threads(None)
     try:
-        assert server_process._serve(ends[0], types.SimpleNamespace(workers=1, door="")) == 1
+        if secure:
+            ends[1].close()  # so that the process ends
+            assert secure_process.main(ends[0].fileno(), os.getpid()) == 0
+        else:
+            assert server_process._serve(ends[0], types.SimpleNamespace(workers=1, door="")) == 1
         assert kernels.threads() == 2
     finally:
         kernels.set_threads(None)

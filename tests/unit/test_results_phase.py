@@ -102,6 +102,20 @@ def test_a_fleet_that_changes_over_time_is_no_warning() -> None:
     assert found.warning == ""
 
 
+def test_phones_in_phase_are_a_warning_even_if_some_trips_last_much_longer_than_the_arrivals() -> None:
+    """In a large fleet, the examined updates may all arrive during one trip of a slow phone."""
+    rng = np.random.default_rng(1)
+    waves_s, trip_s = (
+        np.repeat([1010.0, 1020.0, 1025.0, 1030.0], 250),
+        np.repeat([10.0, 10.0, 200.0, 10.0], 250),
+    )
+    arrives_s = waves_s + 0.3 * rng.standard_normal(1000)
+    found = phase_of(made(arrives_s, arrives_s - trip_s, 10), np.where(trip_s > 10.0, "b", "a"))  # type: ignore[arg-type]
+    assert found.one_profile.in_phase
+    assert found.coincident.in_phase
+    assert found.one_profile.expected < 0.2 < found.one_profile.share
+
+
 def test_the_expected_share_of_buffers_of_one_profile_is_that_of_a_random_order() -> None:
     trips, profiles = fleet(np.random.default_rng(3), units=0.1, scatter=0.0, phase=True)
     found = phase_of(trips, profiles).one_profile  # type: ignore[arg-type]

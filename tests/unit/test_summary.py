@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from edgefl.results.report import summary_table
-from edgefl.results.rows import MemoryUse, NodeRow, TripRow
+from edgefl.results.rows import MemoryUse, NodeRow, Resume, TripRow
 from edgefl.results.store import Store
 from edgefl.results.summary import summarize
 from tests.reports import client, printed, trip
@@ -95,7 +95,20 @@ def test_the_cost_of_a_step_after_a_resume_is_relative_to_that_measured_before_t
         for task, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (7.0, 1.5), (8.0, 1.5))):
             row = timed(task, 0, 1.0, steps=5, cpu_s=cpu_s)
             store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
-        store.set_meta(clock="wall", host_step_s=0.1, resumed_step_s=[(3.0, 0.4), (5.0, 0.3)])
+        store.set_meta(clock="wall", host_step_s=0.1, resumes=[Resume(3.0, 0.4, 0), Resume(5.0, 0.3, 0)])
+    assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.0
+
+
+def test_the_cost_of_a_step_is_relative_to_that_of_the_nodes_between_two_resumes(tmp_path: Path) -> None:
+    """The run begins on a node, is resumed on a slower one after 3 s, and without nodes after 5 s."""
+    with Store(tmp_path) as store:
+        store.clients([client(0)])
+        for task, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (8.0, 1.5))):
+            row = timed(task, 0, 1.0, steps=5, cpu_s=cpu_s)
+            store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
+        nodes = [node([0], host_step_s=0.1), node([0], host_step_s=0.4)]
+        resumes = [Resume(3.0, 0.4, 1), Resume(5.0, 0.3, 2)]
+        store.set_meta(clock="wall", host_step_s=0.1, nodes=nodes, resumes=resumes)
     assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.0
 
 
