@@ -185,14 +185,19 @@ def described(error: BaseException) -> str:
 def exit_as_error() -> Iterator[None]:
     """Turn `SystemExit`, which would end the process, into a `RuntimeError` with the same traceback.
 
+    A copy of this process that the user's code has forked still ends.
+
     >>> with exit_as_error():
     ...     raise SystemExit("no data")
     Traceback (most recent call last):
     RuntimeError: SystemExit: no data
     """
+    process = os.getpid()
     try:
         yield
     except SystemExit as error:
+        if os.getpid() != process:
+            raise
         raise RuntimeError(described(error)).with_traceback(error.__traceback__) from error
 
 

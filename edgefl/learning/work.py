@@ -33,7 +33,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
-from edgefl.errors import ConfigError, TrainingError, described
+from edgefl.errors import ConfigError, TrainingError, described, exit_as_error
 from edgefl.learning.arithmetic import torch_seed
 from edgefl.learning.attention import FusedAttention
 from edgefl.learning.declared import FORWARD, Layers, declared_calls, declared_number
@@ -212,16 +212,18 @@ class _Step(msgspec.Struct, frozen=True):
         """
         try:
             if meta or any(isinstance(part, nn.RNNBase) for part in module.modules()):
-                return self.count(*_copied(module, updated, meta=True))
+                with exit_as_error():
+                    return self.count(*_copied(module, updated, meta=True))
         except ConfigError:
             raise
-        except (Exception, SystemExit):
+        except Exception:
             pass  # e.g. data-dependent control flow, numpy, an unregistered tensor, a custom kernel
         try:
-            return self.count(*_copied(module, updated, meta=False))
+            with exit_as_error():
+                return self.count(*_copied(module, updated, meta=False))
         except ConfigError:
             raise
-        except (Exception, SystemExit) as error:
+        except Exception as error:
             what = f"cannot {'run' if self.inference else 'train'} on inputs of shape {self.input_shape}"
             raise ConfigError(f"model: {what}: {described(error)}") from error
 

@@ -100,10 +100,11 @@ def _refusing_model(name: str, task: str = "run a training step") -> Iterator[No
     """Turn an error in a model's training step, or another ``task``, into a `ConfigError` with the user's
     file and line."""
     try:
-        yield
+        with exit_as_error():
+            yield
     except EdgeflError:
         raise
-    except (Exception, SystemExit) as error:  # SystemExit would end the process without a message
+    except Exception as error:
         package = str(Path(__file__).parents[1])
         frames = reversed(traceback.extract_tb(error.__traceback__))
         own = (f for f in frames if "site-packages" not in f.filename and not f.filename.startswith(package))
@@ -516,8 +517,10 @@ class Workload:
         if not isinstance(outputs, torch.Tensor) or outputs.dim() != 2:
             return ""
         count, largest = outputs.shape[1], int(data.train_y[self._rows.rows].max())
-        for client in self.attack.clients:  # with 'label-flip', they train with other classes
-            largest = max(largest, int(self.attack.targets(client, data.train_y)[self._rows[client]].max()))
+        if attackers := self.attack.clients:  # with 'label-flip', they train with other classes
+            rows = self._rows.rows[np.isin(self._rows.owners, list(attackers))]
+            theirs = self.attack.targets(min(attackers), data.train_y)
+            largest = max(largest, int(theirs[rows].max()))
         if count <= largest and self._custom is None and self.experiment.training.loss == "cross_entropy":
             has = f"{count} outputs, for the classes 0 to {count - 1}"
             raise ConfigError(f"model.name: {name!r} has {has}, but a client trains with class {largest}")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -97,7 +99,7 @@ def made(folder: Path, name: str, batch_size: int = 8, **arguments: int) -> Work
 def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
     tmp_path: Path, name: str, arguments: dict[str, int], message: str
 ) -> None:
-    """Two of the models fail only on the last batch of an epoch, which has one example."""
+    """Three of the models fail only on the last batch of an epoch, which has one example."""
     line = f"^model.name: 'doors_models:{name}' cannot run a {message}"
     with pytest.raises(ConfigError, match=line) as found:
         made(tmp_path, name, **arguments).prepared()
@@ -112,6 +114,22 @@ def test_sys_exit_in_a_strategys_begin_trip_is_an_error_of_the_trip(tmp_path: Pa
     workload = Workload(experiment, fleet_of(experiment), tmp_path)
     with pytest.raises(RuntimeError, match=r"^SystemExit: early$"):
         workload.train(0, 0, None)
+
+
+def test_sys_exit_still_ends_a_process_that_a_model_forks() -> None:
+    """Otherwise, the copy of edgefl's process would continue with the run."""
+    code = """
+import os, sys
+from edgefl.errors import exit_as_error
+
+with exit_as_error():
+    child = os.fork()
+    if not child:
+        sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "3\n"
 
 
 def test_a_model_that_cannot_be_evaluated_is_one_line(tmp_path: Path) -> None:
