@@ -98,7 +98,7 @@ def _drive(channel: Channel[Opened], address: str, code: str, gpus: int) -> None
     _connect(address, code)
     nodes = dict(_named(ray.nodes()))
     actors = {name: _actor(node, cores, gpus) for name, (node, cores, have) in nodes.items() if have >= gpus}
-    busy = "its cores and a GPU are not free" if gpus else "its cores are not free"
+    busy = "its cores or its GPUs are not free" if gpus else "its cores are not free"
     late = dict(_unavailable(actors, busy))
     for name in late:
         ray.kill(actors.pop(name))  # otherwise the actor would take the node's cores later

@@ -65,9 +65,11 @@ def _file_of(name: str) -> Path:
         raise ConfigError(f"data.name {name!r} has no name after {PREFIX!r}; expected e.g. 'hf:cifar10'")
     identity = f"{path}{colon}{configuration}"
     if os.path.isdir(path):
-        files = sorted(each for each in Path(path).rglob("*") if each.is_file())
-        stats = [(str(file.relative_to(path)), (s := file.stat()).st_size, s.st_mtime_ns) for file in files]
-        identity = f"{os.path.realpath(path)}{colon}{configuration}{stats}"
+        folder, stats = os.path.realpath(path), []
+        for file in (f"{parent}/{each}" for parent, _, names in os.walk(folder) for each in names):
+            with contextlib.suppress(OSError):  # a broken link, or a file that was removed a moment ago
+                stats.append((file, (found := os.stat(file)).st_size, found.st_mtime_ns))
+        identity = f"{folder}{colon}{configuration}{sorted(stats)}"
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.removeprefix(PREFIX))[-80:]
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return cache_folder() / "data" / "hf" / f"{words}-{digest}.safetensors"

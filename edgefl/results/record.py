@@ -238,11 +238,12 @@ class Record:
         """
         (total,), start, found = *self.select("SELECT COUNT(*) FROM trips"), 0, dict[str, NDArray[Any]]()
         for rows in self.batches("SELECT metrics FROM trips ORDER BY task"):
-            for place, (text,) in enumerate(rows, start):
-                for name, value in json.loads(text or "{}").items():
-                    if name not in found:
-                        found[name] = np.full(total, math.nan)
-                    found[name][place] = value
+            with self._errors():
+                for place, (text,) in enumerate(rows, start):
+                    for name, value in json.loads(text or "{}").items():
+                        if name not in found:
+                            found[name] = np.full(total, math.nan)
+                        found[name][place] = value
             start += len(rows)
         return dict(sorted(found.items()))
 

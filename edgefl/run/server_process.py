@@ -38,6 +38,7 @@ from edgefl.devices.fleet import (
     network_of,
 )
 from edgefl.devices.link import mean_mbps
+from edgefl.devices.profiles import own_files
 from edgefl.devices.schema import Device, Network
 from edgefl.errors import ConfigError, EdgeflError, ProfileError, RunError, damaged, of_system
 from edgefl.experiment import Experiment
@@ -146,7 +147,7 @@ def build(
         store.set_meta(first_weights_sha256=buffer.weights_digest(aggregator.statistics))
     store.set_meta(status="running")
     if plan.resume:
-        _record_code(store, prepared.code | digests(), emulated_s, core)
+        _record_code(store, _code(plan), emulated_s, core)
     if plan.resume and not plan.restarts:
         here = Resume(emulated_s, prepared.host_step_s, len(store.meta("nodes") or ()))
         store.set_meta(resumes=[*(store.meta("resumes") or ()), here])
@@ -247,6 +248,12 @@ def _restored(
     )
 
 
+def _code(plan: control.Serve) -> dict[str, str]:
+    """Return the digests of the user's own code and files. This process computes those of the modules and
+    files that it has read itself: they may have changed since the zygote read them."""
+    return plan.prepared.code | digests(own_files(plan.experiment.fleet))
+
+
 def _record_code(store: Store, code: dict[str, str], emulated_s: float, core: Core) -> None:
     """Record the digests of the user's own code with which a run goes on, and an incident if code changed."""
     last = store.meta("code") or {}
@@ -307,7 +314,7 @@ def describe(store: Store, plan: control.Serve, strategy: Strategy, trips: Trips
         host_step_s=prepared.host_step_s,
         host=host()._asdict(),
         software={"python": platform.python_version(), **{name: _version(name) for name in SOFTWARE}},
-        code=prepared.code | digests(),
+        code=_code(plan),
     )
     store.clients(_ClientRows(plan, trips))
 

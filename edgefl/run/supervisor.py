@@ -343,7 +343,9 @@ class _Supervisor:
                 self._prepared = message
                 expected = self._hosts.expect(message.fingerprint, message.host_step_s)
                 self._handle_all(expected, self._hosts.name)
-            case control.Prepared(code=code):  # a new zygote has imported the user's code again
+            case control.Prepared(size=size, code=code):  # a new zygote has imported the user's code again
+                if size != (before := self._plan.prepared.size):
+                    raise self._error(f"your model had {before:,} parameters and has {size:,} now: undo this")
                 self._plan = self._plan.with_code(code)
             case control.Gathered(hosts=count):
                 if self._state is not State.LOADING:
@@ -487,11 +489,10 @@ class _Supervisor:
         self._start("server", "server_process", control.FromServer)
         # The old server had begun to listen, so the buffer is valid. Under the virtual clock it is not used,
         # because the record may lag behind it.
-        recover = under_way and not self._virtual
         self._plan = msgspec.structs.replace(
             self._plan,
             resume=under_way,
-            recover=recover,
+            recover=under_way and not self._virtual,
             restarts=self._restarts,
             killed=name,
             workers=self._workers,
@@ -561,9 +562,8 @@ class _Supervisor:
 
     def _carried(self) -> int:
         """Return the number of workers or, under the wall clock, the number of clients."""
-        if not self._virtual:
-            return len(self._clients)
-        return self._experiment.clock.workers or self._hosts.carries()
+        workers = self._experiment.clock.workers
+        return (workers or self._hosts.carries()) if self._virtual else len(self._clients)
 
     def _grow(self) -> None:
         """Start more workers if a host that has joined can run them."""

@@ -14,7 +14,9 @@ import msgspec
 import psutil
 import pytest
 
-from edgefl import Checkpoint, Clock, Experiment, Fleet, Server, Stop
+from edgefl import Checkpoint, Clock, Experiment, Fleet, Model, Server, Stop
+from edgefl.devices.profiles import bundled_folder
+from edgefl.errors import listed
 from edgefl.lab.outcome import log_problems, read_log
 from edgefl.programs.options import no_group
 from edgefl.results.record import Record
@@ -104,14 +106,20 @@ def test_own_code_that_changed_before_a_killed_process_is_replaced_is_reported(
     name: str, clock: Literal["wall", "virtual"], tmp_path: Path
 ) -> None:
     """Regression: the new process imported the new code, and the record did not show it."""
-    folder, mine = tmp_path / "run", tmp_path / "mine.py"
+    folder, mine, link = tmp_path / "run", tmp_path / "mine.py", tmp_path / "fios.toml"
     mine.write_text("from edgefl.strategies.fedbuff import FedBuff as Mine\n")
-    strategy = {"name": "mine:Mine", "buffer_size": 3}
-    command = running(folder, msgspec.structs.replace(long_run(), strategy=strategy, clock=Clock(kind=clock)))
+    link.write_text((bundled_folder() / "networks" / "fios.toml").read_text())
+    changes = {
+        "strategy": {"name": "mine:Mine", "buffer_size": 3},
+        "fleet": Fleet(devices=DEVICES, network=str(link)),
+        "clock": Clock(kind=clock),
+    }
+    command = running(folder, msgspec.structs.replace(long_run(), **changes))
     with Record(folder) as record:
         first = record.meta.code
-    with mine.open("a") as file:
-        file.write("# changed\n")
+    for path in (mine, link):
+        with path.open("a") as file:
+            file.write("# changed\n")
     command.child(f"edgefl-{name}").kill()
     wait_for(lambda: bool(incidents(folder, "restart")), "it was replaced", command)
     command.interrupt()
@@ -120,8 +128,25 @@ def test_own_code_that_changed_before_a_killed_process_is_replaced_is_reported(
         (before,) = record.meta.earlier_code
     assert before.code == first
     (row,) = incidents(folder, "code")
-    since = f"the run goes on with the new code, from version {before.version} on"
-    assert row.detail.startswith(f"your own code has changed since the run began (mine): {since}")
+    since = f"the run goes on with the new files, from version {before.version} on"
+    names = listed(["mine", str(link)])
+    assert row.detail.startswith(f"your own files have changed since the run began ({names}): {since}")
+
+
+def test_a_run_ends_if_a_new_zygote_has_a_model_of_another_size(tmp_path: Path) -> None:
+    """Regression: all trips failed until the run ended for lack of progress and could not be resumed."""
+    folder, mine = tmp_path / "run", tmp_path / "mine.py"
+    text = (
+        "from torch import nn\n\ndef make(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(64, 1), nn.Linear(1, classes))\n"
+    )
+    mine.write_text(text)
+    command = running(folder, msgspec.structs.replace(long_run(), model=Model(name="mine:make")))
+    mine.write_text(text.replace("1)", "2)").replace("(1", "(2"))
+    command.child("edgefl-zygote").kill()
+    command.ends(1, "your model had 85 parameters and has 160 now: undo this; carry on with: edgefl resume")
+    mine.write_text(text)
+    check_every_update_counted_once(folder)
 
 
 def test_a_run_can_be_resumed_after_a_full_disk_two_interrupts_and_a_kill_of_all_its_processes(

@@ -83,7 +83,7 @@ def test_an_unavailable_cluster_is_an_error_of_one_line(
     ("gpus", "reserved", "why"),
     [
         (0, [{"num_cpus": 4, "num_gpus": 0}, {"num_cpus": 2, "num_gpus": 0}], "its cores are not free"),
-        (1, [{"num_cpus": 2, "num_gpus": 1}], "its cores and a GPU are not free"),
+        (1, [{"num_cpus": 2, "num_gpus": 1}], "its cores or its GPUs are not free"),
     ],
 )
 def test_actors_reserve_a_gpu_if_the_workers_train_on_gpus(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,6 +16,7 @@ import numpy as np
 import pytest
 
 from edgefl.core.events import Arrived, Died, Event, Joined, Left, Summed
+from edgefl.errors import ConfigError
 from edgefl.experiment import Privacy
 from edgefl.privacy.accounting import PrivacyAccount
 from edgefl.results import summary
@@ -218,6 +221,15 @@ def test_metrics_of_training_are_in_the_record_and_the_report(tmp_path: Path) ->
     page = Page(write_report(run)).text
     assert "Training metrics" in page
     assert re.search(r"drift\s+2\s+1.5\s+0.5", page)  # means of the first and the last tenth
+
+
+def test_a_damaged_metric_is_an_error_of_one_line(tmp_path: Path) -> None:
+    run = write_run(tmp_path, evaluations=False)
+    for cell in ('{"drift": 1', '{"drift": "x"}'):
+        with closing(sqlite3.connect(run / "record.sqlite")) as db, db:
+            db.execute("UPDATE trips SET metrics = ? WHERE task = 3", (cell,))
+        with Record(run, sealed=False) as record, pytest.raises(ConfigError, match="is damaged: "):
+            _ = record.metrics
 
 
 def test_a_private_run_reports_epsilon_at_each_evaluation_and_version(tmp_path: Path) -> None:
