@@ -283,10 +283,11 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
 
-    def with_code(self, code: dict[str, str]) -> Serve:
-        """Return the plan with these digests of the user's own code; see `Prepared.code`."""
+    def with_workload(self, prepared: Prepared) -> Serve:
+        """Return the plan with the workload of a new zygote, but with the step time for which the time scale
+        was chosen."""
         replace = msgspec.structs.replace
-        return replace(self, prepared=replace(self.prepared, code=code))
+        return replace(self, prepared=replace(prepared, host_step_s=self.prepared.host_step_s))
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):

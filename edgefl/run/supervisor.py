@@ -343,10 +343,10 @@ class _Supervisor:
                 self._prepared = message
                 expected = self._hosts.expect(message.fingerprint, message.host_step_s)
                 self._handle_all(expected, self._hosts.name)
-            case control.Prepared(size=size, code=code):  # a new zygote has imported the user's code again
+            case control.Prepared(size=size):  # a new zygote has loaded the user's code and data again
                 if size != (before := self._plan.prepared.size):
                     raise self._error(f"your model had {before:,} parameters and has {size:,} now: undo this")
-                self._plan = self._plan.with_code(code)
+                self._plan = self._plan.with_workload(message)
             case control.Gathered(hosts=count):
                 if self._state is not State.LOADING:
                     self._grow()

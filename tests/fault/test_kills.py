@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 import psutil
 import pytest
+from safetensors.numpy import save_file
 
-from edgefl import Checkpoint, Clock, Experiment, Fleet, Model, Server, Stop
+from edgefl import Checkpoint, Clock, Data, Experiment, Fleet, Model, Server, Stop
 from edgefl.devices.profiles import bundled_folder
 from edgefl.errors import listed
 from edgefl.lab.outcome import log_problems, read_log
@@ -131,6 +133,28 @@ def test_own_code_that_changed_before_a_killed_process_is_replaced_is_reported(
     since = f"the run goes on with the new files, from version {before.version} on"
     names = listed(["mine", str(link)])
     assert row.detail.startswith(f"your own files have changed since the run began ({names}): {since}")
+
+
+@pytest.mark.parametrize("clock", ["wall", "virtual"])
+def test_a_run_goes_on_with_data_that_changed_before_its_zygote_is_replaced(
+    clock: Literal["wall", "virtual"], tmp_path: Path
+) -> None:
+    """Regression: the server weighted the updates by the numbers of examples in the old data."""
+    folder, data = tmp_path / "run", tmp_path / "mine.safetensors"
+    for examples in (120, 60):
+        x, y = np.ones((examples, 4), np.float32), np.arange(examples) % 3
+        save_file({"train_x": x, "train_y": y, "test_x": x, "test_y": y}, data)
+        if examples == 120:
+            changes = {"data": Data(name="arrays", path=str(data)), "clock": Clock(kind=clock)}
+            command = running(folder, msgspec.structs.replace(long_run(), **changes))
+    command.child("edgefl-zygote").kill()
+    wait_for(lambda: bool(incidents(folder, "restart")), "it was replaced", command)
+    wait_for_versions(folder, versions_of(folder) + 10, command)
+    command.interrupt()
+    command.ends(130)
+    with Record(folder) as record:
+        used = record.trips["examples"][record.trips["applied_version"] >= 0]
+        assert used[-1] == 10  # the six clients had 20 each before
 
 
 def test_a_run_ends_if_a_new_zygote_has_a_model_of_another_size(tmp_path: Path) -> None:
