@@ -345,7 +345,7 @@ class _Supervisor:
                 self._handle_all(expected, self._hosts.name)
             case control.Prepared(size=size):  # a new zygote has loaded the user's code and data again
                 if size != (before := self._plan.prepared.size):
-                    raise self._error(f"your model had {before:,} parameters and has {size:,} now: undo this")
+                    raise self._error(f"your model had {before:,} parameters, now {size:,}: undo the change")
                 self._plan = self._plan.with_workload(message)
             case control.Gathered(hosts=count):
                 if self._state is not State.LOADING:
