@@ -185,7 +185,7 @@ def described(error: BaseException) -> str:
 def exit_as_error() -> Iterator[None]:
     """Turn `SystemExit`, which would end the process, into a `RuntimeError` with the same traceback.
 
-    A copy of this process that the user's code has forked still ends.
+    In a process that the user's code has forked, `SystemExit` still ends that process.
 
     >>> with exit_as_error():
     ...     raise SystemExit("no data")

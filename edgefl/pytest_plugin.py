@@ -233,7 +233,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(hookwrapper=True, specname="pytest_runtest_setup")
 def pytest_runtest_setup_judged(item: pytest.Item) -> Generator[None, Any, None]:
     """Fail or skip a test if a fixture ran a function on the device and the result could not be judged."""
-    if _ROWS in item.stash:  # this is a rerun: reports must not have the rows of the earlier attempt
+    if _ROWS in item.stash:  # a rerun: reports must not contain the rows of the earlier attempt
         _keep(item, [])
     outcome = yield
     errors = sys.modules.get("edgefl.errors")

@@ -21,7 +21,7 @@ namespace {
 #define EF_CHUNK_BYTES (4 << 20) /* bytes of an update per copy from the host, enough to amortise the copy's latency */
 #endif
 constexpr int64_t CHUNK_BYTES = EF_CHUNK_BYTES;
-constexpr int64_t MOST = 128; /* number of vectors above which chunks are smaller, so that they fit into the memory */
+constexpr int64_t MOST = 128; /* with more vectors than this, chunks are smaller, so that all of them fit into memory */
 constexpr int STREAMS = 2;
 
 thread_local char message[200];

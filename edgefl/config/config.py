@@ -97,7 +97,8 @@ def change(
     0.5
     """
     overrides = [*overrides]
-    tables, fleet = plain(validate(experiment, base)), plain(experiment)["fleet"]  # may be a dict
+    # `experiment.fleet` may be a dict instead of a `Fleet`.
+    tables, fleet = plain(validate(experiment, base)), plain(experiment)["fleet"]
     of_file = isinstance(fleet["devices"], str) and fleet.get("network", DEFAULT_NETWORK) == DEFAULT_NETWORK
     if of_file and any(text.startswith("fleet.devices=") for text in overrides):
         tables["fleet"]["network"] = DEFAULT_NETWORK  # this fleet file's networks are for its own devices

@@ -65,7 +65,7 @@ class Arrived(msgspec.Struct, frozen=True, tag="arrived", omit_defaults=True, re
     failed: str = ""
     """With local noise, the reason why the update consists of noise only; empty for a normal update."""
     allowed: int | None = None
-    """Number of steps that the end of the trip allowed, if training made fewer; otherwise None."""
+    """Number of steps that were possible before the trip's end, if training made fewer; otherwise None."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):

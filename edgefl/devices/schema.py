@@ -28,7 +28,7 @@ NAME_WORDS = "a name of lower-case letters, digits, dots and dashes"
 Name = Annotated[str, msgspec.Meta(pattern=NAME_PATTERN, description=NAME_WORDS)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 MIN_MHZ = 10.0
-"""Minimum of a clock frequency, in MHz. A lower number is probably in GHz."""
+"""Minimum clock frequency, in MHz. A lower number is probably in GHz."""
 Schema = Annotated[int, msgspec.Meta(ge=1, le=SCHEMA)]
 
 
@@ -418,7 +418,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return self._slowed(self.slowdown.draw(rng))
 
     def median(self) -> Device:
-        """Return the median device; its times' error factors include the differences between devices.
+        """Return the median device. The error factors of its times include the differences between devices.
 
         >>> from edgefl.devices import load_device
         >>> fastest = load_device("paper-defedavg-slowdowns")  # slowdown: uniform from 1 to 5
@@ -439,7 +439,7 @@ class Device(_Table, frozen=True, kw_only=True):
         return msgspec.structs.replace(made, runtime=runtime, uncertainty=uncertainty)
 
     def _slowed(self, factor: float) -> Device:
-        """Return a device on which training takes ``factor`` times as long, without a ``slowdown``."""
+        """Return a copy, without the ``slowdown``, on which training takes ``factor`` times as long."""
         assert self.cpu is not None
         rates = msgspec.structs.replace(self.cpu.rate_gflops, train=self.cpu.rate_gflops.train / factor)
         cpu = msgspec.structs.replace(self.cpu, rate_gflops=rates)

@@ -109,7 +109,7 @@ def assess(
 ) -> Fidelity:
     """Judge a run from its finished trips.
 
-    A run without trips is INVALID, unless ``emulates`` is False: all its clients are real devices.
+    A run without trips is INVALID unless ``emulates`` is False, which means that real devices made all trips.
 
     ``profiles`` holds each trip's device profile; ``declared_s`` and ``achieved_s`` map each of `QUANTITIES`
     to a float64 array of the same length, in emulated seconds (NaN where a trip lacks one of `MAY_LACK`).

@@ -78,7 +78,7 @@ class RayNode:
 
 def main(channel_fd: int, parent_pid: int, address: str, code: str, device: str) -> None:
     """Start actors in the cluster at ``address``, and send the folder ``code`` with the user's modules to
-    them. ``device`` is the key ``training.device`` of the experiment."""
+    them. ``device`` is the experiment's ``training.device``."""
     become_child(parent_pid, "edgefl-ray")
     channel: Channel[Opened] = Channel.inherit(channel_fd, Opened)
     if not os.environ.get("EDGEFL_TRACEBACK"):
@@ -136,8 +136,8 @@ def _connect(address: str, code: str) -> None:
 
 
 def _named(nodes: Iterable[dict[str, Any]]) -> Iterator[tuple[str, tuple[str, int, int]]]:
-    """Yield, for each live node with cores, a readable name and a tuple: Ray's node id, number of cores,
-    number of GPUs.
+    """Yield, for each live node with cores, a readable name and the tuple (Ray's node id, number of cores,
+    number of GPUs).
 
     >>> node = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "NodeID": "aa", "Resources": {"CPU": 4.0}}
     >>> dict(_named([node, {**node, "NodeID": "bb"}, {**node, "Alive": False}, {**node, "Resources": {}}]))
@@ -163,7 +163,7 @@ def bracketed(host: str) -> str:
 def _actor(node: str, cores: int, gpus: int) -> Any:
     """Start an actor that reserves all cores of a node, so that Ray runs nothing else there meanwhile.
 
-    Ray hides all GPUs that an actor has not reserved from the actor and its processes.
+    The actor and its processes see only the GPUs that the actor has reserved; Ray hides the others.
     """
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy

@@ -307,7 +307,7 @@ ENOUGH: Final = 20
 steps that are within their predicted intervals."""
 HELD: Final = (0.85, 0.97)
 CONFIDENCE: Final = 0.95
-"""Confidence level of the interval of the true share of steps within their predicted intervals."""
+"""Level of the confidence interval for the true share of steps within their predicted intervals."""
 
 
 class ComparedStep(msgspec.Struct, frozen=True, kw_only=True):
@@ -446,10 +446,10 @@ def _by_interval(steps: Sequence[ComparedStep]) -> Iterator[dict[str, Any]]:
 
 
 def _share_met(held: int, steps: int) -> bool | None:
-    """Judge how many of the ``steps`` are within their predicted intervals (``held``).
+    """Judge the share of steps within their predicted intervals: ``held`` of ``steps``.
 
-    Return True if their share is within `HELD`, and None if it is outside, but may be so by chance, because
-    the exact binomial interval of the true share overlaps `HELD`.
+    Return True if the share is within `HELD`. If it is outside, return None if this may be chance (the exact
+    binomial interval for the true share overlaps `HELD`), and otherwise False.
 
     >>> _share_met(30, 33), _share_met(33, 33), _share_met(20, 33)
     (True, None, False)

@@ -43,8 +43,8 @@ class Session:
         self._modules: dict[str, str] = {}
         """Files of the modules whose functions the measuring process has run, keyed by module."""
         self.compared: dict[str, dict[str, tuple[Compared, ...]]] = {}
-        """Comparisons of each device's first measurement with its baseline, keyed by test and function, then
-        by the test's name with its device. A test that is run again replaces its comparisons."""
+        """Comparisons of each device's first measurement with its baseline, keyed first by test and function,
+        then by the name of the test with its device. A test that is run again replaces its comparisons."""
         self._against = None if options.against is None else AgainstBase(options.against, options.build)
         self.of_base: dict[tuple[str, bytes], Verdict] = {}
         """Verdicts of comparisons with the base, keyed by (test and function, encoded call).

@@ -1,4 +1,4 @@
-"""Finds which version of the user's own code made which part of a run in which it changed.
+"""Finds which part of a run was made with which version of the user's own code, if the code changed.
 
 The user's profiles, the files that they name, the file ``data.path``, and a local folder ``hf:FOLDER`` are
 treated as code, keyed by path.
@@ -23,9 +23,9 @@ def earlier_code(
     """Return the earlier code of a run that is resumed, or that replaces a killed process, after ``version``
     and ``trips`` trips.
 
-    ``now`` holds the digests of the code with which the run is resumed, ``last`` the last recorded digests,
-    and ``parts`` the recorded earlier code. Code that was used only after the point of resumption is left
-    out, because the resumed run repeats everything after that point.
+    ``now`` holds the digests of the code with which the run continues, ``last`` the last recorded digests,
+    and ``parts`` the recorded earlier code. Code that was used only after the point from which the run
+    continues is left out, because the run repeats everything after that point.
 
     >>> one = earlier_code([], {"mine": "a"}, {"mine": "b"}, version=3, trips=30)
     >>> one

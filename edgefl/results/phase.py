@@ -7,10 +7,11 @@ the first share, each simulated run has the real run's arrivals in random order;
 the same number of arrivals at uniformly distributed times.
 
 A share may also be above its interval because some clients are present for only a part of the run. A share
-above its interval is therefore compared again, with simulated runs in which each update arrives up to one
-trip earlier or later, at random, but not before the first real arrival or after the last. In these runs
-nearly the same clients are present at each time, but they do not act in phase. If the share is above their
-interval too, the phones act in phase, and the first comparison is reported.
+above its interval is therefore compared again, with simulated runs in which each update arrives earlier or
+later by a random time, which is at most the duration of its trip, but not before the first real arrival or
+after the last. In these runs, nearly the same clients are present at each time, but they do not act in phase.
+If the share is also above the interval of these runs, the phones act in phase, and the first comparison is
+reported; otherwise, the second is reported.
 """
 
 from __future__ import annotations
@@ -121,12 +122,12 @@ def phase_of(trips: Columns, profile: npt.NDArray[Any], by_design: str = "") -> 
     if by_design:
         return Phase(one_profile, coincident, by_design)
 
-    # Outside this span there would be only arrivals of phones with long trips. They would increase the mean
-    # gap and fill buffers of their own, so that the simulated phones would seem to be in phase.
+    # Outside this span, only updates of phones with long trips would arrive. These updates would increase the
+    # mean gap and fill buffers of their own, so the simulated phones would seem to be in phase.
     first_s, span_s = at_s.min(), np.ptp(at_s) or 1.0
 
     def shifted_s(runs: int) -> npt.NDArray[np.float64]:
-        """Return simulated arrivals; those before the first or after the last real one are reflected."""
+        """Return simulated arrival times, reflected at the first and at the last real arrival."""
         since_s = at_s - first_s + trip_s * rng.uniform(-1.0, 1.0, (runs, len(at_s)))
         reflected_s: npt.NDArray[np.float64] = span_s - np.abs(span_s - since_s % (2.0 * span_s))
         return reflected_s
@@ -173,7 +174,7 @@ def _coincident(at_s: npt.NDArray[np.float64]) -> list[float]:
 
 
 def _unless_in_phase(found: ObservedShare, otherwise: ObservedShare) -> ObservedShare:
-    """Return ``found``, or ``otherwise`` if ``found`` too is above its interval."""
+    """Return ``found``, or ``otherwise`` if ``found`` is also above its interval."""
     return otherwise if found.in_phase else found
 
 

@@ -226,8 +226,8 @@ class NodeRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EarlierCode(msgspec.Struct, frozen=True):
-    """The user's own code before it changed and the run was resumed, or a killed process was replaced; see
-    `edgefl.results.own_code`."""
+    """The user's own code before a change that took effect when the run was resumed or a killed process was
+    replaced; see `edgefl.results.own_code`."""
 
     version: int
     trips: int
@@ -355,7 +355,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     """The resolved experiment file."""
     code: dict[str, str] = {}
     """SHA-256 digests of the user's own modules, profiles, and data file or folder, keyed by module or path.
-    They are of the last start or resume, or of the last replacement of a killed process."""
+    They were computed at the last start, resume or replacement of a killed process."""
     earlier_code: list[EarlierCode] = []
     """The code before each change, in the order of use."""
 

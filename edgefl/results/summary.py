@@ -111,7 +111,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 def is_real_device(record: Record) -> NDArray[np.bool_]:
     """Return a mask of the trips made by real devices, whose speed is not controlled.
 
-    The trips that such a client made on another node, which emulated it, have a lateness.
+    If another node emulated such a client in a trip, the trip has a lateness and is left out.
     """
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     mask: NDArray[np.bool_] = np.isin(record.trips["client"], clients) & np.isnan(record.trips["lateness_s"])
@@ -175,7 +175,7 @@ def _step_cost(record: Record, reported: NDArray[np.bool_]) -> float | None:
     parts = [Resume(-math.inf, meta.host_step_s or 0.0, 0), *meta.resumes]
     ends = [*(part.nodes for part in parts[1:]), len(meta.nodes)]
     for part, end in zip(parts, ends, strict=True):
-        its = ~(trips["arrived_s"] <= part.at_s)  # a later part overwrites its own trips
+        its = ~(trips["arrived_s"] <= part.at_s)  # includes later trips; the next part overwrites these
         there_s[its] = part.host_step_s
         for node in meta.nodes[part.nodes : end]:
             there_s[its & np.isin(trips["client"], node.peers)] = node.host_step_s

@@ -72,7 +72,7 @@ class Assessor:
         data, flat = self._data, self._flat
         first = flat.array.copy()
         try:
-            # `torch_seed` leaves the random streams as they were before.
+            # `torch_seed` restores the random streams at the end.
             with exit_as_error(), torch_seed(0, flat.vector.device):
                 found = evaluate(flat, data.test_x, self._test_y[:64], data.classes, loss=self._loss)
         except Exception:
@@ -104,7 +104,7 @@ class Assessor:
             beat()
 
         try:
-            # The hook sends heartbeats in the user's function too.
+            # The hook also sends heartbeats while the user's function runs.
             with exit_as_error(), register_module_forward_pre_hook(on_forward):
                 found = evaluate(self._flat, data.test_x, self._test_y, data.classes, loss=self._loss)
                 if self._own is not None:

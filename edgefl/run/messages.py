@@ -139,7 +139,7 @@ class TaskResult(_Message, frozen=True, tag=23):
     clipped: Count = 0
     """Number of elements of the update that ``server.secure.clip`` limited."""
     allowed: Count | None = None
-    """Number of steps that the end of the trip allowed, if training made fewer; otherwise None."""
+    """Number of steps that were possible before the trip's end, if training made fewer; otherwise None."""
 
     def measured(self) -> TripTimes:
         """Return the measured times. Raises `WireError` if they are missing."""

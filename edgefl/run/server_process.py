@@ -249,13 +249,14 @@ def _restored(
 
 
 def _code(plan: control.Serve) -> dict[str, str]:
-    """Return the digests of the user's own code and files. This process computes those of the modules and
-    files that it has read itself: they may have changed since the zygote read them."""
+    """Return the digests of the user's own code and files. Those of modules and files that this process has
+    read itself are computed here, because they may have changed since the zygote read them."""
     return plan.prepared.code | digests(own_files(plan.experiment.fleet))
 
 
 def _record_code(store: Store, code: dict[str, str], emulated_s: float, core: Core) -> None:
-    """Record the digests of the user's own code with which a run goes on, and an incident if code changed."""
+    """Record the digests of the user's own code with which a run continues; if the code has changed, record
+    an incident too."""
     last = store.meta("code") or {}
     if change := code_change(last, code):
         since = f", from version {core.version} on, after {many(core.trips, 'trip')}"
@@ -427,7 +428,8 @@ def _require_descriptors(peers: int, *, door: bool = False) -> None:
 
 
 def _serve(channel: Channel[control.ToServer], plan: control.Serve) -> int:
-    # With more threads than the CPU quota allows, a sum uses it up early in each period, which stops the run.
+    # With more threads than the CPU quota allows, a sum would use up the quota early in each period, and the
+    # whole run would then stop until the next period.
     kernels.set_threads(min(kernels.threads(), most_workers()))
     try:
         _require_descriptors(plan.workers + 1, door=bool(plan.door))

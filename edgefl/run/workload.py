@@ -359,9 +359,9 @@ class Workload:
 
         ``base`` is the model that the client downloaded. An attack on updates changes the attackers' updates;
         all other clients clip their update and add noise if the experiment has local noise. ``done`` is
-        called with 0 after each training step of an attack. If the strategy ends trips early, an attack
-        trains for ``steps`` steps too, and ``amplify(model, steps)`` applies the strategy's gain to the
-        models that it trains. Return the reason why only noise is sent, or "" if the update is sent.
+        called with 0 after each training step of an attack. If the strategy sets the end of the trip, an
+        attack also trains for ``steps`` steps, and ``amplify(model, steps)`` applies the strategy's gain to
+        each model that it has trained. Return the reason why only noise is sent, or "" if the update is sent.
         """
         if not self.attack.replaces_update(client):
             noise = self._local_noise
@@ -414,7 +414,7 @@ class Workload:
     ) -> int:
         """Train the model in `flat` on the client's examples (at most ``most`` of them), outside any trip.
 
-        If ``steps`` is given, train for this number of steps. Return the number of steps.
+        If ``steps`` is given, train for this number of steps. Return the number of steps made.
 
         The vectors that clients keep between trips are not available: SGD ignores them, and the user's
         function receives zeros.

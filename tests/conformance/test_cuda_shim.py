@@ -102,7 +102,7 @@ def test_sums_of_several_chunks(size: int) -> None:
 
 @pytest.mark.usefixtures("_shim")
 def test_sums_of_many_updates_use_smaller_chunks() -> None:
-    """Regression: each update added two whole chunks to the memory, 8 MiB on a GPU."""
+    """Regression: for each update, two whole chunks were allocated, which are 8 MiB on a GPU."""
     size, count = 65_536, 300
     rng = np.random.default_rng(0)
     updates = list(rng.integers(-128, 128, (count, size), dtype=np.int8))

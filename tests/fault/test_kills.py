@@ -166,7 +166,7 @@ def test_a_run_ends_if_a_new_zygote_has_a_model_of_another_size(tmp_path: Path) 
     )
     mine.write_text(text)
     command = running(folder, msgspec.structs.replace(long_run(), model=Model(name="mine:make")))
-    # Python reuses a compiled file if the source has the same size and second of change.
+    # Python reuses a compiled file if the source's size and its time of change, in seconds, are the same.
     mine.write_text(text.replace("1)", "22)").replace("(1", "(22"))
     command.child("edgefl-zygote").kill()
     command.ends(1, "your model had 85 parameters, now 1,660: undo the change; carry on with: edgefl resume")

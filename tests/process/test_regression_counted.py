@@ -181,7 +181,7 @@ def test_the_figures_of_torch_are_those_of_one_call(unchanged: CountedRun) -> No
 
 
 def test_a_device_with_a_slowdown_is_the_median_device(process: MeasuringProcess, tmp_path: Path) -> None:
-    """The factors are uniform from 1 to 5, so the median device is 3 times slower than the fastest."""
+    """Slowdowns are uniform from 1 to 5, so the median device takes 3 times as long as the fastest."""
     fastest = tmp_path / "fastest.toml"
     fastest.write_text(
         'id = "fastest"\nname = "Any"\nclass = "paper"\ncpu.rate_gflops.train = 10\nsources.cpu = "paper"\n'

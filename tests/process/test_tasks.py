@@ -156,7 +156,7 @@ def train(model, examples, context):
 
 
 def test_verify_repeats_trips_that_make_fewer_steps_than_a_poll_allows(tmp_path: Path) -> None:
-    """The result depends on the number of steps that the trip allows."""
+    """The model that the function returns depends on the number of steps that the trip allows."""
     (tmp_path / "fewer.py").write_text(FEWER)
     wanted = virtual(
         strategy={"name": "favano", "participants": 2, "interval_s": 5.0},

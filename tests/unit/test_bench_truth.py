@@ -113,8 +113,8 @@ def test_each_figure_has_its_limit() -> None:
 def test_a_share_outside_its_limits_is_not_met_only_if_that_is_no_chance(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Of intervals that contain 90% of all steps, more than a quarter contain less than 85% or more than 97%
-    of 33 steps."""
+    """Even if intervals contain 90% of all steps, they contain less than 85% or more than 97% of 33 steps in
+    more than a quarter of the cases."""
     monkeypatch.setenv("COLUMNS", "100")
     verdicts = []
     for inside, steps in ((30, 33), (33, 33), (28, 33), (20, 33), (400, 400), (320, 400)):

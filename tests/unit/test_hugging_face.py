@@ -115,7 +115,7 @@ def test_a_changed_local_folder_is_read_again_and_its_digest_changes(tmp_path: P
     """Regression: the old data were used until the user deleted the cache file."""
     folder = tmp_path / "mine"
     (folder / "data").mkdir(parents=True)
-    (folder / "link").symlink_to("x" * 300)  # its target cannot even be looked up
+    (folder / "link").symlink_to("x" * 300)  # the target's name is too long to look up
     part, found = folder / "data" / "train.csv", []
     for pixel, text in ((1, "a"), (2, "ab")):
         part.write_text(text)

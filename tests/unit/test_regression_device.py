@@ -183,7 +183,7 @@ def test_a_test_that_is_run_again_has_the_same_verdict(
     monkeypatch.setattr(baseline, "load", lambda _: {before.key: before})
     first = edge_device(compare=True, timed=True)
     for device in (first, EdgeDevice(MarkOptions("pixel-3a"), TEST, first.session)):
-        # p = 0.009: significant among the 3 tests of one attempt, but not among 6
+        # p = 0.009: significant among the 3 comparisons of one attempt, but not among 6
         again.left = [measured(noisy(1.06, 0.04, seed=158))] * 2
         device.run(json.dumps, 1)
         with pytest.raises(NotMet, match=r"^REGRESSION: dumps on pixel-3a: CPU time \+"):

@@ -180,7 +180,7 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
 def test_bytes_of_defedavg_are_those_of_the_downloaded_versions_and_the_applied_updates(
     tmp_path: Path,
 ) -> None:
-    """Its clients may train twice from one version, and an update that is replaced is not uploaded."""
+    """Clients of DeFedAvg may train twice from one version, and do not upload an update that is replaced."""
     apart = {"pixel-4": {"lte": (1.0, 1.0)}, "moto-g4": {"lte": (1.0, 1.0)}}
     for on_demand in (True, False):
         folder = write_run(tmp_path / str(on_demand), trips=60, apart_s=apart, uploads_on_demand=on_demand)

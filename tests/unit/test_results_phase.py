@@ -85,7 +85,8 @@ def test_independent_phones_are_no_warning() -> None:
 
 
 def test_a_fleet_that_changes_over_time_is_no_warning() -> None:
-    """Phones of one model die early. They do not act in phase, but most later buffers have one model only."""
+    """The phones of one model die early. No phones act in phase, but most later buffers hold updates of the
+    other model only."""
     rng = np.random.default_rng(5)
     sent_s, arrives_s, profiles = [], [], []
     for phone in range(60):

@@ -107,7 +107,7 @@ def test_a_model_that_cannot_train_on_a_batch_of_the_fleet_is_one_line(
 
 
 def test_sys_exit_in_a_strategys_begin_trip_is_an_error_of_the_trip(tmp_path: Path) -> None:
-    """Otherwise, the process ends, and the trip's client counts as dead."""
+    """Otherwise, the process would end, and the trip's client would count as dead."""
     (tmp_path / "doors_models.py").write_text(MODELS)
     strategy = {"name": "doors_models:ExitsAtStart", "buffer_size": 1}
     experiment = Experiment(fleet=Fleet(devices={"pi-4": 3}), strategy=strategy, stop=Stop(versions=1))
