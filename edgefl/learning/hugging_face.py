@@ -8,7 +8,6 @@ versions run code from the data set.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import re
@@ -58,31 +57,14 @@ def load_from_hub(name: str) -> Dataset:
 
 
 def _file_of(name: str) -> Path:
-    """Return the path of a data set's cache file. It differs for each name and each local folder, and changes
-    if a file in the local folder changes."""
+    """Return the path of a data set's cache file, which differs for each name and each local folder."""
     path, colon, configuration = name.removeprefix(PREFIX).partition(":")
     if not path:
         raise ConfigError(f"data.name {name!r} has no name after {PREFIX!r}; expected e.g. 'hf:cifar10'")
-    identity = f"{path}{colon}{configuration}"
-    if os.path.isdir(path):
-        folder, stats = os.path.realpath(path), []
-        for file in (f"{parent}/{each}" for parent, _, names in os.walk(folder) for each in names):
-            with contextlib.suppress(OSError):  # a broken link, or a file that was removed a moment ago
-                stats.append((file, (found := os.stat(file)).st_size, found.st_mtime_ns))
-        identity = f"{folder}{colon}{configuration}{sorted(stats)}"
+    identity = f"{os.path.realpath(path) if os.path.isdir(path) else path}{colon}{configuration}"
     words = re.sub(r"[^A-Za-z0-9_.-]+", "-", name.removeprefix(PREFIX))[-80:]
     digest = hashlib.sha256(identity.encode()).hexdigest()[:12]
     return cache_folder() / "data" / "hf" / f"{words}-{digest}.safetensors"
-
-
-def folder_digest(name: str) -> dict[str, str]:
-    """Return the SHA-256 hash of a data set that was loaded from a local folder, keyed by the folder's path.
-    Return an empty dict for other data sets."""
-    path = name.removeprefix(PREFIX).partition(":")[0]
-    if name.startswith(PREFIX) and os.path.isdir(path):
-        with contextlib.suppress(OSError), open(_file_of(name), "rb") as stream:
-            return {os.path.realpath(path): hashlib.file_digest(stream, "sha256").hexdigest()}
-    return {}
 
 
 def _moments(images: NDArray[np.uint8]) -> tuple[list[float], list[float]]:

@@ -202,9 +202,10 @@ class Measurement:
 
 
 def profile_sha256(device: Device, network: Network | None) -> str:
-    """Return a digest of the profiles of a device and its network, as 16 hexadecimal digits."""
+    """Return a digest of the profiles of the median device and its network, as 16 hexadecimal digits."""
     plain = None if network is None else to_json(network)
     for way in (plain["down"], plain["up"]) if plain else ():
         if "trace" in way:
             way["trace"] = hashlib.sha256(Path(way["trace"]).read_bytes()).hexdigest()
-    return hashlib.sha256(json.dumps([to_json(device), plain], sort_keys=True).encode()).hexdigest()[:16]
+    text = json.dumps([to_json(device.median()), plain], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,6 @@
 """Finds which part of a run was made with which version of the user's own code, if the code changed.
 
-The user's profiles, the files that they name, the file ``data.path``, and a local folder ``hf:FOLDER`` are
-treated as code, keyed by path.
+The user's profiles, the files that they name, and the file ``data.path`` are treated as code, keyed by path.
 """
 
 from __future__ import annotations

@@ -425,7 +425,7 @@ def _provenance(record: Record, summary: dict[str, Any]) -> dict[str, str]:
         "Model SHA-256": meta.model_sha256,
         "Parameters": f"{meta.parameters:,}" if meta.parameters else "",
         "Aggregation": f"{summed}, {number(done['gbytes_per_s'])} GB/s" if done["backend"] else "",
-        "Moved by completed trips": f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up",
+        "Transfers of completed trips": f"{moved['down'] / 1e6:,.1f} MB down, {moved['up'] / 1e6:,.1f} MB up",
         "Time scale": (
             f"{meta.time_scale:.3g} wall seconds per emulated second" if meta.clock == "wall" else ""
         ),

@@ -333,6 +333,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     host_step_s: float | None = None
     """CPU time of one training step on this host, in seconds, measured before the run."""
     resumes: list[Resume] = []
+    """Each resume of the run, in order."""
     load: float | None = None
     used: float | None = None
     others: float | None = None
@@ -354,8 +355,8 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
     toml: str = ""
     """The resolved experiment file."""
     code: dict[str, str] = {}
-    """SHA-256 digests of the user's own modules, profiles, and data file or folder, keyed by module or path.
-    They were computed at the last start, resume or replacement of a killed process."""
+    """SHA-256 digests of the user's own modules, profiles and data file, keyed by module or path. They
+    were computed at the last start, resume or replacement of a killed process."""
     earlier_code: list[EarlierCode] = []
     """The code before each change, in the order of use."""
 

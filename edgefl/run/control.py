@@ -223,6 +223,10 @@ class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
     code: dict[str, str] = {}
     """Digests of the user's own modules, from `edgefl.loading.digests`."""
 
+    def sizes(self) -> tuple[object, ...]:
+        """Return the sizes of the model and of the clients' data, which must not change during a run."""
+        return self.layout, self.buffers, self.examples, self.held_out
+
 
 def column(numbers: bytes) -> memoryview[int]:
     """Return one of the byte arrays in `Prepared` as a view of 64-bit integers."""
@@ -283,11 +287,10 @@ class Serve(msgspec.Struct, frozen=True, tag="serve"):
     states: bool = False
     """True to report the clients' states for the live page; see `Progress.states`."""
 
-    def with_workload(self, prepared: Prepared) -> Serve:
-        """Return the plan with the workload of a new zygote, but with the step time for which the time scale
-        was chosen."""
+    def with_code(self, code: dict[str, str]) -> Serve:
+        """Return the plan with these digests of the user's own code; see `Prepared.code`."""
         replace = msgspec.structs.replace
-        return replace(self, prepared=replace(prepared, host_step_s=self.prepared.host_step_s))
+        return replace(self, prepared=replace(self.prepared, code=code))
 
 
 class Interrupt(msgspec.Struct, frozen=True, tag="interrupt"):

@@ -343,10 +343,10 @@ class _Supervisor:
                 self._prepared = message
                 expected = self._hosts.expect(message.fingerprint, message.host_step_s)
                 self._handle_all(expected, self._hosts.name)
-            case control.Prepared(size=size):  # a new zygote has loaded the user's code and data again
-                if size != (before := self._plan.prepared.size):
-                    raise self._error(f"your model had {before:,} parameters, now {size:,}: undo the change")
-                self._plan = self._plan.with_workload(message)
+            case control.Prepared():  # a new zygote has loaded the user's code and data again
+                if message.sizes() != self._plan.prepared.sizes():
+                    raise self._error("the size of your model or of your data has changed: undo the change")
+                self._plan = self._plan.with_code(message.code)
             case control.Gathered(hosts=count):
                 if self._state is not State.LOADING:
                     self._grow()

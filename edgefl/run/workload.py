@@ -28,7 +28,6 @@ from edgefl.learning.custom import CustomTrainer, TrainFunction, check_function
 from edgefl.learning.data import load_data
 from edgefl.learning.evaluate import EvalResult
 from edgefl.learning.flat import FlatModel
-from edgefl.learning.hugging_face import folder_digest
 from edgefl.learning.losses import loss_on_zeros, make_loss
 from edgefl.learning.models import make_model
 from edgefl.learning.operations import BatchWork, StepWork
@@ -482,7 +481,7 @@ class Workload:
             first_trips=self._first_trips(),
             work=self.work,
             remark="\n".join(filter(None, (self._outputs_remark(), self._terms_remark()))),
-            code=digests(own) | folder_digest(self.experiment.data.name),
+            code=digests(own),
             host_step_s=self.host_step_s,
             test_examples=self._assessor.test_examples,
             dataset=self.data.name,

@@ -7,14 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save
 
 from edgefl.errors import ConfigError
 from edgefl.experiment import Data
-from edgefl.files import write_bytes
 from edgefl.learning.data import load_data
-from edgefl.learning.dataset import Images
-from edgefl.learning.hugging_face import _file_of, folder_digest
+from edgefl.learning.hugging_face import _file_of
 from edgefl.loading import own_code
 
 REASON = "needs datasets: pip install 'edgefl[hf]'"
@@ -109,28 +106,6 @@ def test_each_data_set_has_a_separate_file(tmp_path: Path, monkeypatch: pytest.M
     for name in ("hf:", "hf::config"):
         with pytest.raises(ConfigError, match=f"^data.name '{name}' has no name after 'hf:'"):
             load_data(Data(name=name), seed=0)
-
-
-def test_a_changed_local_folder_is_read_again_and_its_digest_changes(tmp_path: Path) -> None:
-    """Regression: the old data were used until the user deleted the cache file."""
-    folder = tmp_path / "mine"
-    (folder / "data").mkdir(parents=True)
-    (folder / "link").symlink_to("x" * 300)  # the target's name is too long to look up
-    part, found = folder / "data" / "train.csv", []
-    for pixel, text in ((1, "a"), (2, "ab")):
-        part.write_text(text)
-        images, classes = np.full((3, 1, 2, 2), pixel, np.uint8), np.arange(3)
-        arrays = {"train_x": images, "train_y": classes, "test_x": images, "test_y": classes}
-        assert folder_digest(f"hf:{folder}") == {}  # not read yet
-        write_bytes(_file_of(f"hf:{folder}"), save(arrays, {"classes": "3"}))
-        for _ in range(2):
-            data = load_data(Data(name=f"hf:{folder}"), seed=0)
-        assert isinstance(data.train_x, Images)
-        assert data.train_x.raw.max() == pixel
-        found.append(folder_digest(f"hf:{folder}"))
-    assert [list(each) for each in found] == [[str(folder)]] * 2
-    assert found[0] != found[1]
-    assert folder_digest("hf:cifar10") == folder_digest("digits") == {}
 
 
 def test_the_name_is_not_code_of_the_user() -> None:

@@ -158,6 +158,8 @@ def test_a_profiles_hash_depends_on_all_its_figures() -> None:
     assert len({profile_sha256(device, n) for n in (network, load_network("3g"), None)}) == 3
     other = msgspec.structs.replace(device, year=1999)
     assert profile_sha256(other, network) != profile_sha256(device, network)
+    slowed = load_device("paper-defedavg-slowdowns")  # the device that is measured is the median device
+    assert profile_sha256(slowed, None) == profile_sha256(slowed.median(), None)
 
 
 def test_a_profiles_hash_depends_on_a_traces_content_but_not_its_path(tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ def test_cancelled_trips_count_as_client_trips_and_lost_and_open_ones_do_not(tmp
     assert (found["trips"]["discarded"], found["trips"]["lost"], found["trips"]["open"]) == (3, 10, 1)
     assert found["bytes"] == {"down": 50 * 9, "up": 50 * 9}
     page = " ".join(Page(write_report(folder)).text.split())
-    assert "Moved by completed trips" in page
+    assert "Transfers of completed trips" in page
     assert "pixel-4 lte 2 0.1 27 " in page  # 24 completed and the three cancelled ones
     assert "moto-g4 lte 2 1 26 " in page
 

@@ -86,30 +86,33 @@ def test_the_cost_of_a_step_is_relative_to_that_of_the_host_that_trained(tmp_pat
     assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.5
 
 
+def step_cost(folder: Path, arrived_s: float, cpu_s: float, **meta: Any) -> Any:
+    """Return the cost of a step in a run with one trip of 5 steps. A step takes 0.1 s on the first host."""
+    folder.mkdir()
+    with Store(folder) as store:
+        store.clients([client(0)])
+        row = timed(0, 0, 1.0, steps=5, cpu_s=cpu_s)
+        store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
+        store.set_meta(clock="wall", host_step_s=0.1, **meta)
+    return summarize(folder)["fidelity"]["step_cost"]
+
+
 def test_the_cost_of_a_step_after_a_resume_is_relative_to_that_measured_before_the_resume(
     tmp_path: Path,
 ) -> None:
     """The run is resumed after 3 s, and again after 5 s, on hosts that are slower than the first."""
-    with Store(tmp_path) as store:
-        store.clients([client(0)])
-        for task, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (7.0, 1.5), (8.0, 1.5))):
-            row = timed(task, 0, 1.0, steps=5, cpu_s=cpu_s)
-            store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
-        store.set_meta(clock="wall", host_step_s=0.1, resumes=[Resume(3.0, 0.4, 0), Resume(5.0, 0.3, 0)])
-    assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.0
+    resumes = [Resume(3.0, 0.4, 0), Resume(5.0, 0.3, 0)]
+    for number, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (7.0, 1.5))):
+        assert step_cost(tmp_path / str(number), arrived_s, cpu_s, resumes=resumes) == 1.0
 
 
 def test_the_cost_of_a_step_is_relative_to_that_of_the_nodes_between_two_resumes(tmp_path: Path) -> None:
     """The run begins on a node, is resumed on a slower one after 3 s, and without nodes after 5 s."""
-    with Store(tmp_path) as store:
-        store.clients([client(0)])
-        for task, (arrived_s, cpu_s) in enumerate(((3.0, 0.5), (5.0, 2.0), (8.0, 1.5))):
-            row = timed(task, 0, 1.0, steps=5, cpu_s=cpu_s)
-            store.trip(msgspec.structs.replace(row, arrived_s=arrived_s))
-        nodes = [node([0], host_step_s=0.1), node([0], host_step_s=0.4)]
-        resumes = [Resume(3.0, 0.4, 1), Resume(5.0, 0.3, 2)]
-        store.set_meta(clock="wall", host_step_s=0.1, nodes=nodes, resumes=resumes)
-    assert summarize(tmp_path)["fidelity"]["step_cost"] == 1.0
+    nodes = [node([0], host_step_s=0.2), node([0], host_step_s=0.4)]
+    resumes = [Resume(3.0, 0.5, 1), Resume(5.0, 0.3, 2)]
+    for number, (arrived_s, cpu_s) in enumerate(((3.0, 1.0), (5.0, 2.0), (8.0, 1.5))):
+        folder = tmp_path / str(number)
+        assert step_cost(folder, arrived_s, cpu_s, resumes=resumes, nodes=nodes) == 1.0
 
 
 def test_bytes_between_nodes_are_given_per_version_and_memory_per_process_and_profile(tmp_path: Path) -> None:
