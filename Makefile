@@ -53,7 +53,7 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(UNIT)
-	$(BIN)/python -m pytest -q -n 3 --dist loadscope -m "process and not slow" tests/process tests/fault tests/golden
+	$(BIN)/python -m pytest -q -n 4 --dist loadscope -m "process and not slow" tests/process tests/fault tests/golden
 
 check: $(STAMP)
 	$(BIN)/ruff check .

@@ -183,7 +183,7 @@ trips = 4
 """
 
 
-@pytest.mark.parametrize("clock", ["wall", "virtual"])
+@pytest.mark.parametrize("clock", [pytest.param("wall", marks=pytest.mark.slow), "virtual"])
 def test_files_beside_an_experiment_replace_no_installed_modules(
     clock: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

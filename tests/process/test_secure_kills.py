@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(300)
     "changes",
     [
         pytest.param({"server": MASKED}, id="masks", marks=SLOW),
-        pytest.param({"server": TRUSTED}, id="trusted"),
+        pytest.param({"server": TRUSTED}, id="trusted", marks=SLOW),
         pytest.param({"server": MASKED, **PRIVATE}, id="private masks"),
         pytest.param(
             {"server": PAIRS, "strategy": {**ROUNDS, "over_selection": 1.5}}, id="pairwise", marks=SLOW
