@@ -51,6 +51,7 @@ demo: $(STAMP)
 	  --out runs/demo/sweep >/dev/null
 	$(BIN)/edgefl compare runs/demo/sweep/runs/* --target 0.7 --out runs/demo
 
+# The tests of processes often wait, so they have more workers than most small machines have cores.
 test: $(STAMP)
 	$(BIN)/python -m pytest -q -n auto --dist worksteal $(UNIT)
 	$(BIN)/python -m pytest -q -n 4 --dist loadscope -m "process and not slow" tests/process tests/fault tests/golden

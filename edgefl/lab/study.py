@@ -201,7 +201,7 @@ SEEDS = (1, 2, 3)
 QUICK = "quick"
 """Name of the settings with which runs take only minutes."""
 IN_SMALL = "--quick: scikit-learn's digits and an MLP replace the data and models named here."
-UNSETTLED = "runs ended too early to judge: raise stop.trips, or stop.accuracy if a first model reaches it"
+UNSETTLED = "runs ended too early to judge: raise stop.trips, or a stop.accuracy that was reached at once"
 
 
 @dataclass(frozen=True)

@@ -232,10 +232,10 @@ class _Replay:
         order, base = self._trained.pop(task)
         client, until = order.client, order.until
         np.copyto(self._workload.flat.whole, base)
-        steps = None
-        if until is not None:  # which steps a time allows depends on the trip's plan, which is not made again
+        if until is None or until.at_s == math.inf:
+            steps = None if until is None else until.steps
+        else:  # which steps a time allows depends on the trip's plan, which is not made again
             steps = event.steps if event.allowed is None else event.allowed
-            steps = until.steps if until.at_s == math.inf else steps
         trained = self._update.train(client, order.trip, order.version, base, None, until, steps)
         raw = self.buffer.raw(self._aggregator.leases[task].slot)
         self._update.write(raw, client, task, base, cohort=order.cohort)

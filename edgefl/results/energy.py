@@ -6,11 +6,26 @@ import math
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.devices.energy import PowerDraw
 from edgefl.results.record import Record
 
 PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
+
+
+def transfers_of(record: Record, among: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Return the rows of the trips ``among`` whose downloads and whose uploads took place.
+
+    If the strategy schedules transfers separately (DeFedAvg), a client downloads a version once for all trips
+    that begin with it. With `Strategy.uploads_on_demand`, only applied updates are uploaded.
+    """
+    trips, rows = record.trips, np.flatnonzero(among)
+    downloads = rows
+    if record.meta.apart_s:
+        pairs = np.stack([trips["client"][rows], trips["base_version"][rows]])
+        downloads = rows[np.unique(pairs, axis=1, return_index=True)[1]]
+    return downloads, rows[trips["fate"][rows] == "applied"] if record.meta.uploads_on_demand else rows
 
 
 def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | None = None) -> dict[str, Any]:
@@ -45,13 +60,12 @@ def energy_of(record: Record, until_s: float = math.inf, unstated: PowerDraw | N
             math.fsum(np.nan_to_num(trips[column][theirs])) for column in columns
         )
         down_s, up_s = record.meta.apart_s.get(profile, {}).get(network, (0.0, 0.0))
-        versions = np.unique(np.stack([trips["client"][theirs], trips["base_version"][theirs]]), axis=1)
-        sent = theirs & (trips["fate"] == "applied") if record.meta.uploads_on_demand else theirs
+        downloads, uploads = transfers_of(record, theirs)
         found = draw.energy(
             compute_s=busy_s,
             idle_s=max(0.0, compute_s - busy_s),
-            download_s=download_s + versions.shape[1] * down_s,
-            upload_s=upload_s + int(sent.sum()) * up_s,
+            download_s=download_s + len(downloads) * down_s,
+            upload_s=upload_s + len(uploads) * up_s,
             time_factor=record.meta.model_error_factor.get(profile, 1.0),
         )
         values = {**dict(zip(PARTS, found[:4], strict=True)), "low_j": found.low_j, "high_j": found.high_j}

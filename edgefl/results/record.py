@@ -236,7 +236,9 @@ class Record:
 
         Each metric is a float64 array with one value per row of `trips`; a missing value is NaN.
         """
-        (total,), start, found = *self.select("SELECT COUNT(*) FROM trips"), 0, dict[str, NDArray[Any]]()
+        ((total,),) = self.select("SELECT COUNT(*) FROM trips")
+        found: dict[str, NDArray[np.float64]] = {}
+        start = 0
         for rows in self.batches("SELECT metrics FROM trips ORDER BY task"):
             with self._errors():
                 for place, (text,) in enumerate(rows, start):

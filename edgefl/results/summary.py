@@ -16,7 +16,7 @@ from edgefl.core.events import Joined, Unmasking
 from edgefl.files import json_text, write_text
 from edgefl.host.fidelity import Seconds, assess
 from edgefl.host.verdict import Conditions
-from edgefl.results.energy import energy_of
+from edgefl.results.energy import energy_of, transfers_of
 from edgefl.results.groups import (
     accuracy_by_client,
     applied_weight,
@@ -100,7 +100,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
         time_scale=_EXACT_SCALE if virtual else meta.time_scale,
         lateness_s=late[~np.isnan(late)],
         conditions=None if virtual else Conditions(step_cost=_step_cost(record, reported), **measured),
-        emulates=not own_pace.all() or not len(own_pace),
+        emulates=not own_pace.size or not own_pace.all(),
     )
     fields = _plain(msgspec.to_builtins(found))
     conditions = fields.pop("conditions")
@@ -111,7 +111,7 @@ def fidelity_of(record: Record) -> dict[str, Any]:
 def is_real_device(record: Record) -> NDArray[np.bool_]:
     """Return a mask of the trips made by real devices, whose speed is not controlled.
 
-    If another node emulated such a client in a trip, the trip has a lateness and is left out.
+    If another host emulated such a client in a trip, the trip has a lateness and is left out.
     """
     clients = [client for node in record.meta.nodes if node.as_is for client in node.peers]
     mask: NDArray[np.bool_] = np.isin(record.trips["client"], clients) & np.isnan(record.trips["lateness_s"])
@@ -127,20 +127,10 @@ def _network(moved: dict[str, int]) -> dict[str, Any]:
 
 
 def _transferred(record: Record) -> dict[str, int]:
-    """Return the numbers of bytes that clients downloaded and uploaded, counted as in `energy_of`.
-
-    If the strategy schedules transfers separately (DeFedAvg), one download is counted for each version from
-    which a client trained and, with `Strategy.uploads_on_demand`, one upload for each applied update.
-    """
-    trips, meta = record.trips, record.meta
-    down, up = (trips[f"{way}_bytes"].clip(min=0) for way in ("down", "up"))
-    if meta.apart_s:
-        whole = down > 0
-        pairs = np.stack([trips["client"][whole], trips["base_version"][whole]])
-        down = down[whole][np.unique(pairs, axis=1, return_index=True)[1]]
-    if meta.uploads_on_demand:
-        up = up[trips["fate"] == "applied"]
-    return {"down": int(down.sum()), "up": int(up.sum())}
+    """Return the numbers of bytes that clients downloaded and uploaded in completed trips."""
+    down, up = (record.trips[f"{way}_bytes"].clip(min=0) for way in ("down", "up"))
+    downloads, uploads = transfers_of(record, (down > 0) | (up > 0))
+    return {"down": int(down[downloads].sum()), "up": int(up[uploads].sum())}
 
 
 def _real_devices(record: Record) -> list[dict[str, Any]]:

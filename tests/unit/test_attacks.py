@@ -159,18 +159,19 @@ def test_z_is_that_of_the_papers_formula(clients: int, attackers: int) -> None:
     assert beyond == pytest.approx(math.floor(clients / 2 + 1) - attackers, rel=1e-9)
 
 
+COLLUDING = edgefl.Experiment(
+    data=edgefl.Data(name="digits"),
+    model=edgefl.Model(name="mlp", args={"hidden": [8]}),
+    fleet=edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5)),
+    stop=edgefl.Stop(versions=1),
+)
+
+
 def test_alie_sends_the_attackers_mean_update_minus_z_deviations(tmp_path: Path) -> None:
     """The test computes the mean and the deviation itself, from the updates that all attackers train."""
-    fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
-    wanted = edgefl.Experiment(
-        data=edgefl.Data(name="digits"),
-        model=edgefl.Model(name="mlp", args={"hidden": [8]}),
-        fleet=fleet,
-        stop=edgefl.Stop(versions=1),
-    )
-    workload = Workload(config.validate(wanted, tmp_path), fleet_of(wanted), tmp_path)
+    workload = Workload(config.validate(COLLUDING, tmp_path), fleet_of(COLLUDING), tmp_path)
     flat, base = workload.flat.array, workload.flat.array.copy()
-    attackers = attacking_clients(fleet.attackers, 12, 0)
+    attackers = attacking_clients(COLLUDING.fleet.attackers, 12, 0)
     client = attackers[1]
 
     def trained(as_client: int) -> np.ndarray:
@@ -207,18 +208,11 @@ def test_alie_sends_the_attackers_mean_update_minus_z_deviations(tmp_path: Path)
 
 def test_alie_attackers_train_as_long_as_their_trip_and_with_its_gain(tmp_path: Path) -> None:
     """FAVANO and QuAFL end trips at a poll, and FAVANO multiplies the progress of each trip by a gain."""
-    fleet = edgefl.Fleet(devices={"pi-4": 12}, attackers=Attackers(share=0.25, kind="alie", z=1.5))
-    wanted = edgefl.Experiment(
-        data=edgefl.Data(name="digits"),
-        model=edgefl.Model(name="mlp", args={"hidden": [8]}),
-        fleet=fleet,
-        stop=edgefl.Stop(versions=1),
-    )
-    wanted = config.validate(wanted, tmp_path)
+    wanted = config.validate(COLLUDING, tmp_path)
     workload = Workload(wanted, fleet_of(wanted), tmp_path)
     shape = shape_of(wanted, resolve(wanted.strategy), workload.flat.size, 12)
     flat, base = workload.flat.array, workload.flat.array.copy()
-    client, *_ = attackers = attacking_clients(fleet.attackers, 12, 0)
+    client, *_ = attackers = attacking_clients(COLLUDING.fleet.attackers, 12, 0)
     until, updates = Until(at_s=3.0, gain=4.0, per_step=True), []
     for one in attackers:
         np.copyto(flat, base)

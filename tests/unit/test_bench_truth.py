@@ -110,7 +110,7 @@ def test_each_figure_has_its_limit() -> None:
     assert ("nexus-6, dl4j", "held") not in told
 
 
-def test_a_share_outside_its_limits_is_not_met_only_if_that_is_no_chance(
+def test_a_share_outside_its_limits_is_not_met_only_if_that_is_not_chance(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Even if intervals contain 90% of all steps, they contain less than 85% or more than 97% of 33 steps in

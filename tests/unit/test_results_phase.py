@@ -84,7 +84,7 @@ def test_independent_phones_are_no_warning() -> None:
     assert sum(run.warning != "" for run in runs) <= 1
 
 
-def test_a_fleet_that_changes_over_time_is_no_warning() -> None:
+def test_a_fleet_that_changes_over_time_causes_no_warning() -> None:
     """The phones of one model die early. No phones act in phase, but most later buffers hold updates of the
     other model only."""
     rng = np.random.default_rng(5)
