@@ -15,10 +15,11 @@ PARTS = ("idle_j", "compute_j", "download_j", "upload_j")
 
 
 def transfers_of(record: Record, among: NDArray[np.bool_]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Return the rows of the trips ``among`` whose downloads and whose uploads took place.
+    """Return the row numbers of the trips that downloaded a version, and of those that uploaded an update.
 
-    If the strategy schedules transfers separately (DeFedAvg), a client downloads a version once for all trips
-    that begin with it. With `Strategy.uploads_on_demand`, only applied updates are uploaded.
+    ``among`` is a mask of the trips that are considered. If the strategy schedules transfers separately
+    (DeFedAvg), a client downloads a version once for all trips that begin with it. With
+    `Strategy.uploads_on_demand`, only applied updates are uploaded.
     """
     trips, rows = record.trips, np.flatnonzero(among)
     downloads = rows

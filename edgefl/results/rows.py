@@ -231,8 +231,8 @@ class EarlierCode(msgspec.Struct, frozen=True):
 
     version: int
     trips: int
-    """The last version that this code made, and the number of trips that had ended when the run went on with
-    other code."""
+    """The last version that was made with this code, and the number of trips that had ended when the run
+    continued with other code."""
     code: dict[str, str]
     """SHA-256 digests of this code, keyed as in `Meta.code`."""
 
